@@ -1,0 +1,52 @@
+"""Train from Parquet where it lies, shuffled well enough for SGD, at scan speed, inside a memory budget."""
+
+from corgiarrow.errors import (
+    AccessDeniedError,
+    BudgetError,
+    ColumnNotFoundError,
+    CorgiArrowError,
+    IndexFormatError,
+    MissingExtraError,
+    NoFilesError,
+    NotParquetError,
+    OptionError,
+    ReadError,
+    SchemaMismatchError,
+    SourceChangedError,
+    StateMismatchError,
+    StorageError,
+)
+from corgiarrow.example import example_path
+from corgiarrow.index import BlockIndex
+from corgiarrow.plan import EpochPlan
+from corgiarrow.reader import Reader
+from corgiarrow.sources import BlockSource
+from corgiarrow.strategies import BlockOnly, CorgiPile, EpochShuffle, NoShuffle, ShuffleOnce, Strategy
+
+__all__ = [
+    "AccessDeniedError",
+    "BlockIndex",
+    "BlockOnly",
+    "BlockSource",
+    "BudgetError",
+    "ColumnNotFoundError",
+    "CorgiArrowError",
+    "CorgiPile",
+    "EpochPlan",
+    "EpochShuffle",
+    "IndexFormatError",
+    "MissingExtraError",
+    "NoFilesError",
+    "NoShuffle",
+    "NotParquetError",
+    "OptionError",
+    "ReadError",
+    "Reader",
+    "SchemaMismatchError",
+    "ShuffleOnce",
+    "SourceChangedError",
+    "StateMismatchError",
+    "StorageError",
+    "Strategy",
+    "example_path",
+]

@@ -1,0 +1,537 @@
+"""From steps to batches: threads that read ahead and shuffle, under a byte budget.
+
+A few equal threads work on one list of tasks under one lock, the most urgent first:
+
+1. *gather* the rows of a step whose blocks are all there, some columns a task and one column at a time (concatenate, let
+   the sources go, take), so that a shuffled buffer takes its pool's place instead of standing beside it;
+2. *prepare* the index arithmetic of a step ahead;
+3. *load* the next span in the order of need, while the stream's bytes allow.
+
+What a step emits is gathered into *segments* that end on the batch grid, so that batches are slices, and memory comes back as
+the consumer goes along. No task depends on a strategy's name.
+"""
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from corgiarrow.errors import ReadError
+from corgiarrow.sources import Session
+from corgiarrow.strategies import Gather, Int64s, Step
+
+_GATHER_TASKS = 8
+_SEGMENTS = 8
+_DECODE_BYTES = 4 * 2**20
+"""What decoding takes beside its result, about: some columns' compressed pages and dictionaries."""
+
+_TAKE = pc.TakeOptions(boundscheck=False)
+
+Chunks = list[pa.Array]
+Piece = list[Chunks]
+"""Chunks of each column."""
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a reader did, summed over its passes.
+
+    Attributes
+    ----------
+    rows, batches
+        Delivered, padding included.
+    blocks
+        Spans that were read, whole blocks or parts.
+    memory_bytes
+        Bytes of the tables that were read, decoded.
+    fetched_bytes
+        Bytes of the column chunks that were read from storage.
+    read_s
+        Seconds that threads waited for remote bytes; 0 for local files, whose reads count as decoding.
+    decode_s, shuffle_s
+        Seconds that threads spent on decoding, and on ordering and gathering rows.
+    wait_s
+        Seconds that the consumer waited for a batch.
+    peak_bytes
+        Most bytes held at one time: pool, blocks being read, shuffled rows not yet delivered.
+    """
+
+    rows: int = 0
+    batches: int = 0
+    blocks: int = 0
+    memory_bytes: int = 0
+    fetched_bytes: int = 0
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    shuffle_s: float = 0.0
+    wait_s: float = 0.0
+    peak_bytes: int = 0
+
+    def as_dict(self) -> dict[str, int | float]:
+        """Return the figures by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInput:
+    """What one stream is to read and emit.
+
+    Attributes
+    ----------
+    steps
+        The steps; pulled by one thread at a time.
+    block, start, stop
+        The spans that the steps number, int64 [spans].
+    span_bytes
+        Bytes of each span in memory as far as known, int64 [spans].
+    skip
+        Rows to leave out of what the steps emit first.
+    """
+
+    steps: Iterator[Step]
+    block: Int64s
+    start: Int64s
+    stop: Int64s
+    span_bytes: Int64s
+    skip: int = 0
+
+
+@dataclass(slots=True)
+class _Segment:
+    rows: pa.RecordBatch
+    nbytes: int
+    ends_step: bool
+
+
+@dataclass(slots=True)
+class _StepState:
+    """A step on its way: spans still to load, columns still to gather, and what came out so far."""
+
+    step: Step
+    to_load: deque[int]
+    loading: int = 0
+    columns: deque[list[int]] | None = None
+    gathering: int = 0
+    cuts: list[int] = field(default_factory=list)
+    out: dict[int, list[pa.Array]] = field(default_factory=dict)
+    made: dict[int, Piece] = field(default_factory=dict)
+
+    @property
+    def loaded(self) -> bool:
+        return not self.to_load and not self.loading
+
+
+class _Stream:
+    """The mutable side of one stream; everything but `current` and `offset` is under the pipeline's lock."""
+
+    def __init__(self, work: StreamInput):
+        self.work = work
+        self.queue: deque[_StepState] = deque()
+        self.pool: dict[int, Piece] = {}
+        self.pool_bytes: dict[int, int] = {}
+        self.used = 0
+        self.skip = work.skip
+        self.position = 0
+        self.preparing = False
+        self.exhausted = False
+        self.alive = 0
+        """Steps that are prepared and not yet wholly delivered."""
+        self.segments: deque[_Segment] = deque()
+        self.current: _Segment | None = None
+        self.offset = 0
+        self.retired = 0
+        """Bytes of segments that were delivered, but whose last batch the consumer may still hold."""
+
+
+class Pipeline:
+    """Threads that turn the steps of some streams into rows, in order. Use it in a ``with``; leaving ends the threads.
+
+    Parameters
+    ----------
+    session
+        Reads spans. The pipeline owns it and closes it.
+    schema
+        Schema of what the session reads.
+    streams
+        The streams of this process.
+    batch_size
+        Segments end on multiples of it.
+    stream_bytes
+        Bytes that one stream may hold.
+    threads
+        Number of threads.
+    stats
+        Where to add up what is done.
+    first_ids
+        Id of the first row of each block, int64 [blocks], to add the rows' ids as a last column; None for none.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        schema: pa.Schema,
+        streams: Sequence[StreamInput],
+        *,
+        batch_size: int,
+        stream_bytes: int,
+        threads: int,
+        stats: Stats,
+        first_ids: Int64s | None = None,
+    ):
+        self._session = session
+        self._schema = schema if first_ids is None else schema.append(pa.field("row id", pa.int64(), nullable=False))
+        self._streams = [_Stream(work) for work in streams]
+        self._batch_size = batch_size
+        self._stream_bytes = stream_bytes
+        self._stats = stats
+        self._first_ids = first_ids
+        self._lock = threading.Lock()
+        self._tasks_changed = threading.Condition(self._lock)
+        self._rows_ready = threading.Condition(self._lock)
+        self._closed = False
+        self._error: BaseException | None = None
+        self._fetched = 0
+        self._fetch_s = 0.0
+        self._pid = os.getpid()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"corgiarrow-{n}", daemon=True) for n in range(threads)
+        ]
+        self._num_threads = threads
+
+    def __enter__(self) -> Self:
+        _LIVE.add(self)
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the threads and let go of all rows."""
+        if self._pid != os.getpid():
+            return  # A forked copy: the threads and their rows belong to the parent.
+        with self._lock:
+            self._closed = True
+            self._tasks_changed.notify_all()
+            self._rows_ready.notify_all()
+        self._session.close()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+        self._streams = []
+        _LIVE.discard(self)
+
+    def next_batch(self, stream: int, rows: int) -> pa.RecordBatch:
+        """Return the next `rows` rows of stream number `stream` of this pipeline.
+
+        Raises
+        ------
+        CorgiArrowError
+            What a thread met while reading.
+        RuntimeError
+            The pipeline is closed, or belongs to another process.
+        """
+        if self._pid != os.getpid():
+            raise RuntimeError("this pass began in another process: iterate over the reader in the process that reads")
+        at = self._streams[stream] if self._streams else None
+        if at is None:
+            raise RuntimeError("this pass has ended: iterate over the reader again")
+        self._release(at)
+        parts = []
+        while rows:
+            if at.current is None:
+                at.current, at.offset = self._next_segment(at), 0
+            part = at.current.rows.slice(at.offset, rows)
+            parts.append(part)
+            rows -= part.num_rows
+            at.offset += part.num_rows
+            if at.offset == at.current.rows.num_rows:
+                self._retire(at, at.current)
+                at.current = None
+        return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+    def _next_segment(self, at: _Stream) -> _Segment:
+        with self._lock:
+            began = time.perf_counter()
+            while not at.segments:
+                if self._error is not None:
+                    # A new traceback each time; the thread's own is its cause's.
+                    raise self._error
+                if self._closed:
+                    raise RuntimeError("this pass has ended: iterate over the reader again")
+                self._rows_ready.wait()
+            self._stats.wait_s += time.perf_counter() - began
+            return at.segments.popleft()
+
+    def _retire(self, at: _Stream, segment: _Segment) -> None:
+        with self._lock:
+            at.retired += segment.nbytes
+            if segment.ends_step:
+                at.alive -= 1
+                self._tasks_changed.notify_all()
+
+    def _release(self, at: _Stream) -> None:
+        if at.retired:
+            with self._lock:
+                at.used -= at.retired
+                at.retired = 0
+                self._tasks_changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            while (task := self._next_task()) is not None:
+                task()
+        except BaseException as error:  # noqa: BLE001 - handed over to the consumer, who raises it
+            with self._lock:
+                if self._error is None:
+                    self._error = error
+                self._closed = True
+                self._tasks_changed.notify_all()
+                self._rows_ready.notify_all()
+
+    def _next_task(self) -> Callable[[], None] | None:
+        with self._lock:
+            while not self._closed:
+                live = [s for s in self._streams if s.queue or not s.exhausted]
+                if not live:
+                    return None
+                live.sort(key=lambda s: s.position)
+                for choose in (self._gather_task, self._prepare_task, self._load_task):
+                    for stream in live:
+                        task = choose(stream)
+                        if task is not None:
+                            return task
+                self._tasks_changed.wait()
+            return None
+
+    # Each of the three below runs under the lock, and books what its task will hold before it is given out.
+
+    def _gather_task(self, stream: _Stream) -> Callable[[], None] | None:
+        if not stream.queue or not stream.queue[0].loaded:
+            return None
+        state = stream.queue[0]
+        if state.columns is None:
+            width = len(self._schema)
+            cut = np.array_split(np.arange(width), min(_GATHER_TASKS, width))
+            state.columns = deque([int(c) for c in part] for part in cut)
+        if not state.columns:
+            return None
+        sources = {p for g in state.step.gathers if not _passes(g) for p in g.sources}
+        beside = max(
+            (sum(chunk.nbytes for p in sources for chunk in stream.pool[p][c]) for c in state.columns[0]), default=0
+        )
+        if state.gathering and stream.used + beside > self._stream_bytes:
+            return None
+        columns = state.columns.popleft()
+        state.gathering += 1
+        stream.used += beside
+        return lambda: self._gather(stream, state, columns, beside)
+
+    def _prepare_task(self, stream: _Stream) -> Callable[[], None] | None:
+        ahead = 2
+        if stream.queue:
+            ahead += (2 * self._num_threads + 2) // max(len(stream.queue[-1].step.load), 1)
+        if stream.preparing or stream.exhausted or stream.alive >= ahead:
+            return None
+        stream.preparing = True
+        return lambda: self._prepare(stream)
+
+    def _load_task(self, stream: _Stream) -> Callable[[], None] | None:
+        for place, state in enumerate(stream.queue):
+            if not state.to_load:
+                continue
+            span = state.to_load[0]
+            estimate = int(stream.work.span_bytes[span]) + min(_DECODE_BYTES, int(stream.work.span_bytes[span]))
+            if stream.used + estimate > self._stream_bytes:
+                # The next step to emit always goes on, when nothing that is under way would make room for it.
+                idle = not any(s.loading or s.gathering for s in stream.queue)
+                if place or not idle or stream.segments or stream.current is not None:
+                    return None
+            state.to_load.popleft()
+            state.loading += 1
+            stream.used += estimate
+            self._note_peak()
+            return lambda span=span, estimate=estimate: self._load(stream, state, span, estimate)  # type: ignore[misc]
+        return None
+
+    def _note_peak(self) -> None:
+        self._stats.peak_bytes = max(self._stats.peak_bytes, sum(s.used for s in self._streams))
+
+    # The tasks themselves run without the lock, and take it to hand over what they made.
+
+    def _prepare(self, stream: _Stream) -> None:
+        began = time.perf_counter()
+        step = next(stream.work.steps, None)
+        with self._lock:
+            self._stats.shuffle_s += time.perf_counter() - began
+            stream.preparing = False
+            if step is None:
+                stream.exhausted = True
+            else:
+                stream.queue.append(_StepState(step, deque(step.load)))
+                stream.alive += 1
+            self._tasks_changed.notify_all()
+
+    def _load(self, stream: _Stream, state: _StepState, span: int, estimate: int) -> None:
+        work = stream.work
+        block, start, stop = int(work.block[span]), int(work.start[span]), int(work.stop[span])
+        began = time.perf_counter()
+        table = self._session.read(block, start, stop)
+        if table.num_rows != stop - start:
+            raise ReadError(f"block {block}: {table.num_rows} rows came where {stop - start} were asked for")
+        piece: Piece = [column.chunks for column in table.columns]
+        nbytes = table.nbytes
+        if self._first_ids is not None:
+            first = int(self._first_ids[block])
+            piece.append([pa.array(np.arange(first + start, first + stop))])
+            nbytes += 8 * (stop - start)
+        taken = time.perf_counter() - began
+        with self._lock:
+            stream.used += nbytes - estimate
+            stream.pool[span] = piece
+            stream.pool_bytes[span] = nbytes
+            state.loading -= 1
+            self._stats.blocks += 1
+            self._stats.memory_bytes += nbytes
+            self._stats.decode_s += taken
+            self._note_fetched()
+            self._note_peak()
+            self._tasks_changed.notify_all()
+
+    def _note_fetched(self) -> None:
+        fetched, fetch_s = self._session.fetched_bytes, self._session.fetch_s
+        self._stats.fetched_bytes += fetched - self._fetched
+        self._stats.read_s += fetch_s - self._fetch_s
+        self._stats.decode_s -= fetch_s - self._fetch_s
+        self._fetched, self._fetch_s = fetched, fetch_s
+
+    def _gather(self, stream: _Stream, state: _StepState, columns: list[int], beside: int) -> None:
+        began = time.perf_counter()
+        gathers = state.step.gathers
+        for column in columns:
+            for group in _by_sources(gathers):
+                self._gather_column(stream, state, group, column)
+        with self._lock:
+            self._stats.shuffle_s += time.perf_counter() - began
+            stream.used -= beside
+            state.gathering -= 1
+            if not state.columns and not state.gathering:
+                self._finish(stream, state)
+            self._note_peak()
+            self._tasks_changed.notify_all()
+
+    def _gather_column(self, stream: _Stream, state: _StepState, gathers: Sequence[Gather], column: int) -> None:
+        """Gather one column for gathers that share their sources, which are let go as soon as they are joined."""
+        sources = gathers[0].sources
+        chunks = [chunk for piece in sources for chunk in stream.pool[piece][column]]
+        for piece in sources:
+            stream.pool[piece][column] = []
+        if all(_passes(gather) for gather in gathers):
+            for gather in gathers:
+                self._put(state, gather, column, chunks)
+            return
+        joined = _join(chunks, self._schema.field(column).type)
+        del chunks
+        for gather in gathers:
+            if _passes(gather):
+                self._put(state, gather, column, [joined])
+                continue
+            index = gather.index
+            assert index is not None
+            if gather.piece is not None:
+                self._put(state, gather, column, [_take(joined, index)])
+                continue
+            index = index[stream.skip :]
+            cuts = [*range(*self._grid(stream, len(index))), len(index)]
+            first = [0, *cuts[:-1]]
+            self._put(state, gather, column, [_take(joined, index[a:b]) for a, b in zip(first, cuts, strict=True) if a < b])
+
+    def _grid(self, stream: _Stream, rows: int) -> tuple[int, int, int]:
+        """Where segments of the next `rows` rows end, as range(): on the batch grid, in about eight parts."""
+        size = max(-(-rows // (_SEGMENTS * self._batch_size)), 1) * self._batch_size
+        return -stream.position % self._batch_size + size, rows, size
+
+    def _put(self, state: _StepState, gather: Gather, column: int, chunks: Chunks) -> None:
+        if gather.piece is None:
+            state.out[column] = chunks
+        else:
+            # Columns may come in any order; two threads never fill the same one.
+            with self._lock:
+                piece = state.made.setdefault(gather.piece, [[] for _ in self._schema])
+            piece[column] = chunks
+
+    def _finish(self, stream: _Stream, state: _StepState) -> None:
+        """Hand over what a step emitted and made, under the lock."""
+        gone = {piece for gather in state.step.gathers for piece in gather.sources}
+        for piece in gone:
+            del stream.pool[piece]
+            stream.used -= stream.pool_bytes.pop(piece)
+        for number, piece_columns in state.made.items():
+            nbytes = sum(chunk.nbytes for chunks in piece_columns for chunk in chunks)
+            stream.pool[number] = piece_columns
+            stream.pool_bytes[number] = nbytes
+            stream.used += nbytes
+        rows = self._segments(state, stream)
+        for number, batch in enumerate(rows, start=1):
+            stream.segments.append(_Segment(batch, batch.nbytes, number == len(rows)))
+            stream.used += batch.nbytes
+            stream.position += batch.num_rows
+        if not rows:
+            stream.alive -= 1
+        stream.queue.popleft()
+        self._rows_ready.notify_all()
+
+    def _segments(self, state: _StepState, stream: _Stream) -> list[pa.RecordBatch]:
+        if not state.out:
+            return []
+        columns = [pa.chunked_array(state.out[c], self._schema.field(c).type) for c in range(len(self._schema))]
+        table = pa.Table.from_arrays(columns, schema=self._schema)
+        emitting = next(g for g in state.step.gathers if g.piece is None)
+        if _passes(emitting):
+            table = table.slice(stream.skip)
+        stream.skip = 0
+        return [batch for batch in table.to_batches() if batch.num_rows]
+
+
+def _passes(gather: Gather) -> bool:
+    return gather.index is None
+
+
+def _by_sources(gathers: Sequence[Gather]) -> list[list[Gather]]:
+    groups: dict[tuple[int, ...], list[Gather]] = {}
+    for gather in gathers:
+        groups.setdefault(gather.sources, []).append(gather)
+    return list(groups.values())
+
+
+def _join(chunks: Chunks, kind: pa.DataType) -> pa.Array:
+    if not chunks:
+        return pa.array([], kind)
+    return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+
+
+def _take(values: pa.Array, index: "np.ndarray[tuple[int], np.dtype[np.unsignedinteger]]") -> pa.Array:
+    return pc.call_function("array_take", [values, pa.array(index)], _TAKE)
+
+
+_LIVE: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """End passes that a program leaves open when it exits."""
+    for pipeline in list(_LIVE):
+        pipeline.close()

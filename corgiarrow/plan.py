@@ -1,0 +1,228 @@
+"""Who reads what: streams, parts, steps and exact counts, without reading anything.
+
+The blocks of an epoch, in the strategy's block order, are one line of rows. It is cut at multiples of `batch_size`
+into `streams` pieces whose batch counts differ by at most one. Batch ``g`` of the epoch is batch ``g // streams`` of
+stream ``g % streams``; a part (one physical reader) delivers the batches ``part, part + parts, part + 2·parts, …``.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from corgiarrow.errors import OptionError
+from corgiarrow.randomness import block_bits, row_bits
+from corgiarrow.strategies import Int64s, Pool, Step, Strategy, restoring_step
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One physical reader among ``world_size × num_workers``.
+
+    Raises
+    ------
+    OptionError
+        A number is out of its bounds.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    worker: int = 0
+    num_workers: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value, bound_name, bound in (
+            ("rank", self.rank, "world_size", self.world_size),
+            ("worker", self.worker, "num_workers", self.num_workers),
+        ):
+            if bound < 1:
+                raise OptionError(f"{bound_name}={bound} must be at least 1")
+            if not 0 <= value < bound:
+                raise OptionError(f"{name}={value} must be in [0, {bound_name}={bound})")
+
+    @property
+    def number(self) -> int:
+        """This part's number in [0, num_parts)."""
+        return self.worker * self.world_size + self.rank
+
+    @property
+    def num_parts(self) -> int:
+        """Parts in the whole job."""
+        return self.world_size * self.num_workers
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """What one stream reads and emits in one epoch.
+
+    Attributes
+    ----------
+    stream
+        Number of the stream.
+    batches
+        Batches that the stream emits, without padding.
+    num_rows
+        Rows that the stream emits.
+    block, start, stop
+        The spans in order: rows ``start .. stop`` of ``block``, int64 [spans]; none is empty.
+    """
+
+    epoch: "EpochPlan"
+    stream: int
+    batches: int
+    num_rows: int
+    block: Int64s
+    start: Int64s
+    stop: Int64s
+
+    @property
+    def rows(self) -> Int64s:
+        """Rows of each span, int64 [spans]."""
+        return self.stop - self.start
+
+    @property
+    def step_rows(self) -> Int64s:
+        """Rows that each step emits, int64 [steps]."""
+        return self.epoch.strategy.emitted(self.rows, self.epoch.buffer_blocks)
+
+    def batch_rows(self, batch: int) -> int:
+        """Rows of the stream's batch number `batch`; every number past the last is the last one again."""
+        return min(self.epoch.batch_size, self.num_rows - self.first_row(batch))
+
+    def first_row(self, batch: int) -> int:
+        """Place in the stream of the first row of batch number `batch`, as :meth:`batch_rows` counts them."""
+        return min(batch, self.batches - 1) * self.epoch.batch_size
+
+    def steps(self, batch: int = 0) -> tuple[int, Iterator[Step]]:
+        """Return how many emitted rows to skip, and the steps, so as to go on at batch number `batch`.
+
+        The first step restores what the pool held, where the strategy keeps rows from step to step.
+        """
+        row = self.first_row(batch)
+        ends = np.cumsum(self.step_rows)
+        first = int(np.searchsorted(ends, row, side="right"))
+        skip = row - (int(ends[first - 1]) if first else 0)
+        return skip, self._steps_from(first)
+
+    def _steps_from(self, first: int) -> Iterator[Step]:
+        plan = self.epoch
+        bits = row_bits(plan.seed, plan.order_epoch, self.stream)
+        replay = plan.strategy.replay_from(first, plan.buffer_blocks)
+        steps = plan.strategy.steps(self.rows, plan.buffer_blocks, bits, replay)
+        if replay < first:
+            rows = self.rows
+            pool = Pool(np.cumsum(rows) - rows, rows)
+            for _ in range(replay, first):
+                pool.apply(next(steps))
+            yield restoring_step(pool)
+        yield from steps
+
+    def row_ids(self) -> Int64s:
+        """Ids of the stream's rows in the order of delivery, int64; a row's id is its place in the dataset."""
+        first_id = self.epoch.first_id
+        pool = Pool(first_id[self.block] + self.start, self.rows)
+        out = [pool.apply(step) for step in self._steps_from(0)]
+        return np.concatenate([np.empty(0, np.int64), *out])
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """The order of one epoch, a pure function of its fields.
+
+    Parameters
+    ----------
+    block_rows
+        Rows of each block, int64 [blocks]; none is zero.
+    strategy, buffer_blocks
+        How order is made, and the blocks that one stream's buffer merges.
+    seed, epoch
+        What the random bits follow from.
+    streams, batch_size
+        Logical readers, and rows of a batch.
+    """
+
+    block_rows: Int64s = field(repr=False)
+    strategy: Strategy
+    buffer_blocks: int
+    seed: int
+    epoch: int
+    streams: int
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        if self.num_rows and self.num_batches < self.streams:
+            raise OptionError(
+                f"streams={self.streams} must not exceed the epoch's {self.num_batches} batches of "
+                f"batch_size={self.batch_size}: use fewer streams (ranks × workers) or smaller batches"
+            )
+
+    @property
+    def order_epoch(self) -> int:
+        """The epoch whose order this one has."""
+        return self.epoch if self.strategy.reorders_each_epoch else 0
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Rows of the dataset."""
+        return int(self.block_rows.sum())
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of the epoch over all streams, the short last one included, padding not."""
+        return -(-self.num_rows // self.batch_size)
+
+    @cached_property
+    def first_id(self) -> Int64s:
+        """Id of each block's first row, int64 [blocks]."""
+        return np.cumsum(self.block_rows) - self.block_rows
+
+    @cached_property
+    def _line(self) -> tuple[Int64s, Int64s]:
+        order = self.strategy.block_order(len(self.block_rows), block_bits(self.seed, self.order_epoch))
+        return order, np.cumsum(self.block_rows[order])
+
+    def stream(self, stream: int) -> StreamPlan:
+        """Return what stream number `stream` reads and emits."""
+        order, ends = self._line
+        short, extra = divmod(self.num_batches, self.streams)
+        # The stream of the epoch's last batch comes last in the line, so that only that batch can be short.
+        place = (stream - extra) % self.streams
+        longer = max(place - (self.streams - extra), 0)
+        batches = short + (stream < extra)
+        begin = (place * short + longer) * self.batch_size
+        end = min(begin + batches * self.batch_size, self.num_rows)
+        first = int(np.searchsorted(ends, begin, side="right"))
+        last = int(np.searchsorted(ends, end, side="left")) + 1 if end > begin else first
+        block = order[first:last]
+        start = np.zeros(len(block), dtype=np.int64)
+        stop = self.block_rows[block]
+        if len(block):
+            start[0] = begin - (ends[first] - stop[0])
+            stop[-1] -= ends[last - 1] - end
+        return StreamPlan(self, stream, batches, end - begin, block, start, stop)
+
+    def num_steps(self, world_size: int, drop_last: bool) -> int:
+        """Batches that each of `world_size` ranks gets."""
+        if drop_last:
+            return self.num_rows // self.batch_size // world_size
+        return -(-self.num_batches // world_size)
+
+    def part_batches(self, part: Part, drop_last: bool) -> int:
+        """Batches that a part delivers, padding included."""
+        steps = self.num_steps(part.world_size, drop_last)
+        return max(-(-(steps - part.worker) // part.num_workers), 0)
+
+    def row_ids(self) -> Int64s:
+        """Ids of all rows in the order of delivery (batch by batch over the streams), int64; no padding."""
+        per_stream = [self.stream(s).row_ids() for s in range(self.streams)]
+        if self.streams == 1:
+            return per_stream[0]
+        cuts = [range(0, len(ids), self.batch_size) for ids in per_stream]
+        out = [
+            per_stream[s][cuts[s][k] : cuts[s][k] + self.batch_size]
+            for k in range(len(cuts[0]))
+            for s in range(self.streams)
+            if k < len(cuts[s])
+        ]
+        return np.concatenate(out)

@@ -1,0 +1,424 @@
+"""The reader: where a plan meets I/O, and the owner of the position."""
+
+import hashlib
+import os
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+
+from corgiarrow import budget
+from corgiarrow.errors import OptionError, StateMismatchError
+from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex
+from corgiarrow.pipeline import Pipeline, Stats, StreamInput
+from corgiarrow.plan import EpochPlan, Part
+from corgiarrow.randomness import ORDER_VERSION, check_seed
+from corgiarrow.sources import BlockSource
+from corgiarrow.sources.parquet import ParquetSource
+from corgiarrow.storage import StorageOptions
+from corgiarrow.strategies import Strategy, as_strategy
+
+Data = str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | BlockIndex | BlockSource
+
+PROVENANCE = ("_file", "_row_group", "_row")
+"""Columns that ``provenance=True`` adds."""
+
+
+class Reader:
+    """Batches of a dataset in shuffled order, under a memory budget, resumable anywhere.
+
+    Iterating gives the batches of one epoch. A pass that is exhausted moves the reader on to the next epoch; one that
+    is abandoned does not, and the next pass begins that epoch anew.
+
+    Parameters
+    ----------
+    data
+        Path, URL, glob, folder, a list of them, a :class:`BlockIndex`, or any :class:`BlockSource`.
+    columns
+        Names of the columns to read; None for all.
+    batch_size
+        Rows of a batch.
+    drop_last
+        Drop the rows past the last whole step (``world_size × batch_size`` rows) instead of giving a short batch
+        and, to ranks that would get none, their last batch again.
+    shuffle
+        A strategy's name, a :class:`Strategy`, True for ``"corgipile"`` or False for ``"none"``.
+    memory
+        Bytes that the whole job may hold, a number or a string such as ``"512 MiB"`` (the default); each stream gets
+        an equal share. Blocks a buffer follow from it.
+    buffer_blocks, buffer_fraction
+        Instead of `memory`: blocks (or the part of all blocks) that the buffers of all streams merge together.
+    block_bytes
+        Small row groups of one file are merged towards blocks of so many bytes on disk, see
+        :data:`corgiarrow.index.MIN_BLOCKS`.
+    seed
+        The order is a function of it, in [0, 2³²).
+    rank, world_size
+        This process's place in the job.
+    worker, num_workers
+        This reader's place among the loader workers of its rank.
+    streams
+        Logical readers. The order depends on it, but not on ranks and workers, whose product must divide it. None
+        means that product at first use.
+    threads
+        Threads that read and shuffle; None for the number of CPUs, at most 8.
+    storage_options
+        Options of the file system, as fsspec names them.
+    filesystem
+        An fsspec file system to use instead of opening one.
+    provenance
+        Add the columns ``_file``, ``_row_group`` and ``_row``.
+    progress
+        Show a progress bar on stderr.
+
+    Raises
+    ------
+    OptionError
+        An option is out of its bounds.
+    BudgetError
+        The budget holds less than one block a stream.
+    NoFilesError, NotParquetError, ColumnNotFoundError, SchemaMismatchError, StorageError
+        The dataset cannot be read as asked.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        *,
+        columns: Sequence[str] | None = None,
+        batch_size: int = 1024,
+        drop_last: bool = False,
+        shuffle: str | bool | Strategy = "corgipile",
+        memory: int | str | None = None,
+        buffer_blocks: int | None = None,
+        buffer_fraction: float | None = None,
+        block_bytes: int | str = DEFAULT_BLOCK_BYTES,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        worker: int = 0,
+        num_workers: int = 1,
+        streams: int | None = None,
+        threads: int | None = None,
+        storage_options: StorageOptions | None = None,
+        filesystem: fsspec.AbstractFileSystem | None = None,
+        provenance: bool = False,
+        progress: bool = False,
+    ):
+        for name, value in (("batch_size", batch_size), ("streams", streams), ("threads", threads)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise OptionError(f"{name}={value!r} must be a whole number of at least 1")
+        self._part = Part(rank, world_size, worker, num_workers)
+        self._strategy = as_strategy(shuffle)
+        self._request = budget.Request(memory, buffer_blocks, buffer_fraction)
+        self._seed = check_seed("seed", seed)
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._threads = threads or min(len(os.sched_getaffinity(0)), 8)
+        self._provenance = provenance
+        self._progress = progress
+        self._source = _open_source(data, columns, block_bytes, storage_options, filesystem)
+        if provenance and (taken := set(PROVENANCE) & set(self._source.schema.names)):
+            raise OptionError(f"provenance=True adds columns {PROVENANCE}, but the data has {sorted(taken)} already")
+        self._streams_asked = streams
+        self._stats = Stats()
+        self._pass: Generator[pa.RecordBatch, None, None] | None = None
+        self._epoch = 0
+        self._delivered = 0
+        """Batches of this part that were delivered in `_epoch`."""
+        self._resume = False
+        """Whether the next pass begins at `_delivered` instead of at the epoch's start."""
+        self._set_streams(streams or self._part.num_parts)
+
+    def _set_streams(self, streams: int) -> None:
+        parts = self._part.num_parts
+        if streams % parts:
+            raise OptionError(
+                f"streams={streams} must be a multiple of the {parts} parts (world_size={self._part.world_size} × "
+                f"num_workers={self._part.num_workers}), so that each serves as many"
+            )
+        self._streams = streams
+        self._budget = budget.resolve(
+            self._request, self._source.block_bytes, self._source.largest_column, self._strategy, streams
+        )
+        self.plan(self._epoch)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pass": None}
+
+    def __repr__(self) -> str:
+        return (
+            f"Reader({self.num_rows} rows in {len(self._source.block_rows)} blocks, shuffle={self._strategy.name!r}, "
+            f"buffer_blocks={self._budget.buffer_blocks}, streams={self._streams}, part {self._part.number} of "
+            f"{self._part.num_parts}, epoch {self._epoch})"
+        )
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of every batch."""
+        schema = self._source.schema
+        if self._provenance:
+            located = self._source.locate(np.empty(0, dtype=np.int64)).schema
+            for column in located:
+                schema = schema.append(column)
+        return schema
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the dataset, over all parts."""
+        return int(self._source.block_rows.sum())
+
+    @property
+    def num_batches(self) -> int:
+        """Batches that this part delivers in an epoch; also ``len(reader)``."""
+        return self.plan().part_batches(self._part, self._drop_last)
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch belongs to."""
+        return self._epoch
+
+    @property
+    def buffer_blocks(self) -> int:
+        """Blocks that one buffer of one stream merges."""
+        return self._budget.buffer_blocks
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that all streams of the job may hold."""
+        return self._budget.stream_bytes * self._streams
+
+    @property
+    def source(self) -> BlockSource:
+        """Where the blocks come from."""
+        return self._source
+
+    @property
+    def stats(self) -> Stats:
+        """What this reader did so far."""
+        return self._stats
+
+    def plan(self, epoch: int | None = None) -> EpochPlan:
+        """Return the order of an epoch (of the current one by default), without reading anything."""
+        return EpochPlan(
+            block_rows=self._source.block_rows,
+            strategy=self._strategy,
+            buffer_blocks=self._budget.buffer_blocks,
+            seed=self._seed,
+            epoch=self._epoch if epoch is None else check_seed("epoch", epoch),
+            streams=self._streams,
+            batch_size=self._batch_size,
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass. The position within it is kept when it is the current epoch."""
+        if check_seed("epoch", epoch) != self._epoch:
+            self._move(epoch, 0)
+
+    def seek(self, epoch: int, step: int) -> None:
+        """Begin the next pass at step number `step` of an epoch, as a trainer counts its steps (batches of a rank).
+
+        Raises
+        ------
+        OptionError
+            The epoch has fewer steps, or the loader workers of a rank would begin in the middle of their turns.
+        """
+        steps = self.plan(epoch).num_steps(self._part.world_size, self._drop_last)
+        if not 0 <= step <= steps:
+            raise OptionError(f"step={step} must be in [0, {steps}], the steps of an epoch")
+        if step % self._part.num_workers and step < steps:
+            raise OptionError(f"step={step} must be a multiple of num_workers={self._part.num_workers}")
+        if step == steps:
+            self._move(epoch + 1, 0)
+        else:
+            self._move(epoch, step // self._part.num_workers)
+
+    def _move(self, epoch: int, delivered: int) -> None:
+        self.close()
+        self._epoch, self._delivered, self._resume = epoch, delivered, True
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Return the position after the batches delivered so far: small, of plain values, quick to make."""
+        return {
+            **self._identity(),
+            "streams": self._streams,
+            "epoch": self._epoch,
+            "batches": self._delivered * self._part.num_parts,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position; the next pass begins there.
+
+        The number of parts may differ from the one that saved it, as long as it divides `streams` and the batches
+        delivered.
+
+        Raises
+        ------
+        StateMismatchError
+            The state belongs to other data or parameters, or cannot go on with this number of parts.
+        """
+        identity = self._identity()
+        missing = sorted({*identity, "streams", "epoch", "batches"} - set(state))
+        if missing:
+            raise StateMismatchError(f"the state lacks {', '.join(missing)}: it was not made by state_dict()")
+        # The number of blocks a buffer depends on `streams`, so that is settled first.
+        streams = int(state["streams"])
+        if self._streams_asked is not None and streams != self._streams_asked:
+            raise StateMismatchError(f"the state has streams={streams}, this reader streams={self._streams_asked}")
+        parts = self._part.num_parts
+        if streams % parts:
+            raise StateMismatchError(f"the state has streams={streams}, which {parts} parts do not divide")
+        if streams != self._streams:
+            self._set_streams(streams)
+            identity = self._identity()
+        for name, value in identity.items():
+            if state[name] != value:
+                raise StateMismatchError(f"the state has {name}={state[name]!r}, this reader {name}={value!r}")
+        batches = int(state["batches"])
+        if batches % parts:
+            nearest = min((p for p in range(1, streams + 1) if streams % p == 0 and batches % p == 0), key=lambda p: abs(p - parts))
+            raise StateMismatchError(
+                f"the state has {batches} batches delivered, which {parts} parts do not divide: load it with "
+                f"{nearest} parts"
+            )
+        self._move(int(state["epoch"]), batches // parts)
+
+    def _identity(self) -> dict[str, int | str]:
+        """What the order depends on, by name."""
+        parameters = ",".join(f"{k}={v}" for k, v in self._strategy.parameters().items())
+        return {
+            "order_version": ORDER_VERSION,
+            "data": self._source.fingerprint,
+            "blocks": _digest(self._source.block_rows.astype("<i8").tobytes()),
+            "columns": _digest("\0".join(self._source.schema.names).encode()),
+            "shuffle": f"{self._strategy.name}({parameters})",
+            "buffer_blocks": self._budget.buffer_blocks,
+            "batch_size": self._batch_size,
+            "seed": self._seed,
+        }
+
+    def close(self) -> None:
+        """End the pass under way, if there is one: its threads end, its memory is let go."""
+        if self._pass is not None:
+            self._pass.close()
+            self._pass = None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        self.close()
+        begin = self._delivered if self._resume else 0
+        self._resume = False
+        self._delivered = begin
+        batches = self._batches(self.plan(), begin)
+        self._pass = batches
+        return batches
+
+    def _batches(self, plan: EpochPlan, begin: int) -> Generator[pa.RecordBatch, None, None]:
+        total = plan.part_batches(self._part, self._drop_last)
+        if begin >= total:
+            self._epoch, self._delivered = plan.epoch + 1, 0
+            return
+        mine = range(self._part.number, self._streams, self._part.num_parts)
+        streams = [plan.stream(s) for s in mine]
+        nexts = [-(-(begin - place) // len(mine)) for place in range(len(mine))]
+        inputs = []
+        for stream, batch in zip(streams, nexts, strict=True):
+            skip, steps = stream.steps(batch)
+            bytes_a_row = self._source.block_bytes[stream.block] / self._source.block_rows[stream.block]
+            span_bytes = (bytes_a_row * stream.rows).astype(np.int64)
+            inputs.append(StreamInput(steps, stream.block, stream.start, stream.stop, span_bytes, skip))
+        again: dict[int, pa.RecordBatch] = {}
+        with (
+            _progress_bar(self._progress, plan.epoch, begin, total) as advance,
+            Pipeline(
+                self._source.session(),
+                self._source.schema,
+                inputs,
+                batch_size=self._batch_size,
+                stream_bytes=self._budget.stream_bytes,
+                threads=self._threads,
+                stats=self._stats,
+                first_ids=plan.first_id if self._provenance else None,
+            ) as pipeline,
+        ):
+            for number in range(begin, total):
+                place, stream = number % len(mine), streams[number % len(mine)]
+                batch_number = number // len(mine)
+                if place in again:
+                    batch = again[place]
+                else:
+                    batch = pipeline.next_batch(place, stream.batch_rows(batch_number))
+                    if self._provenance:
+                        batch = self._located(batch)
+                    if batch_number >= stream.batches - 1:
+                        again[place] = batch  # What padding repeats.
+                self._stats.rows += batch.num_rows
+                self._stats.batches += 1
+                if number + 1 == total:
+                    self._epoch, self._delivered = plan.epoch + 1, 0
+                else:
+                    self._delivered = number + 1
+                advance()
+                yield batch
+
+    def _located(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        located = self._source.locate(batch.column(batch.num_columns - 1).to_numpy())
+        columns = [*batch.columns[:-1], *located.columns]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def _open_source(
+    data: Data,
+    columns: Sequence[str] | None,
+    block_bytes: int | str,
+    storage_options: StorageOptions | None,
+    filesystem: fsspec.AbstractFileSystem | None,
+) -> BlockSource:
+    if isinstance(columns, str):
+        raise OptionError(f"columns={columns!r} must be a list of names: give columns=[{columns!r}]")
+    if isinstance(data, BlockIndex):
+        return ParquetSource(data, columns, block_bytes)
+    if isinstance(data, BlockSource):
+        if columns is not None:
+            raise OptionError("columns= goes with Parquet: choose the columns of a block source when you make it")
+        return data
+    index = BlockIndex.build(data, storage_options=storage_options, filesystem=filesystem)
+    return ParquetSource(index, columns, block_bytes)
+
+
+class _progress_bar:  # noqa: N801 - reads as a word in `with _progress_bar(…) as advance:`
+    def __init__(self, shown: bool, epoch: int, begin: int, total: int):
+        self._bar = None
+        if shown:
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True))
+            self._task = self._bar.add_task(f"epoch {epoch}", completed=begin, total=total)
+
+    def __enter__(self) -> "Any":
+        if self._bar is None:
+            return lambda: None
+        self._bar.start()
+        return lambda: self._bar.advance(self._task)  # type: ignore[union-attr]
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:8]

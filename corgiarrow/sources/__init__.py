@@ -1,0 +1,75 @@
+"""Where blocks come from: the interface that order and pipeline see."""
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Session(Protocol):
+    """One pass of reading. Threads may call :meth:`read` at the same time."""
+
+    def close(self) -> None:
+        """End the pass: reads that still run stop soon."""
+
+    def read(self, block: int, start: int, stop: int) -> pa.Table:
+        """Read rows ``start .. stop`` of a block; the table keeps no other row's memory alive.
+
+        The spans of one block are asked for in ascending order.
+
+        Raises
+        ------
+        ReadError
+            They cannot be read; the text names file and row group.
+        """
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes read from storage so far."""
+
+    @property
+    def fetch_s(self) -> float:
+        """Seconds that threads have waited for bytes from a remote storage."""
+
+
+@runtime_checkable
+class BlockSource(Protocol):
+    """Rows in blocks that can be read in any order. It pickles, and may cross a fork."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of what is read."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that changes when schema, names or row counts of the whole dataset do."""
+
+    @property
+    def block_rows(self) -> Int64s:
+        """Rows of each block, int64 [blocks]; none is zero."""
+
+    @property
+    def block_bytes(self) -> Int64s:
+        """Bytes of each block in memory, int64 [blocks], as far as known before reading."""
+
+    @property
+    def largest_column(self) -> float:
+        """Part of ``block_bytes`` that the largest column takes, in [0, 1]."""
+
+    def session(self) -> Session:
+        """Start a pass of reading."""
+
+    def locate(self, row_ids: Int64s) -> pa.RecordBatch:
+        """Say where rows lie: columns ``_file`` (string), ``_row_group`` (int32), ``_row`` (int64, in its row group).
+
+        Parameters
+        ----------
+        row_ids
+            Places of the rows in the dataset, int64.
+        """
+
+    def describe(self, block: int) -> str:
+        """Name a block for a person."""
