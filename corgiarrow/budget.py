@@ -6,12 +6,13 @@ import numpy as np
 
 from corgiarrow.errors import BudgetError, OptionError
 from corgiarrow.strategies import Int64s, Strategy
-from corgiarrow.units import parse_bytes
+from corgiarrow.units import parse_bytes, show_bytes
 
 DEFAULT_MEMORY = "512 MiB"
 
 _SHUFFLE_FACTOR = 1.15
 """The buffer, and some room for decoding, while a column is shuffled beside it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -55,9 +56,7 @@ class Budget:
     stream_bytes: int
 
 
-def resolve(
-    request: Request, block_bytes: Int64s, largest_column: float, strategy: Strategy, streams: int
-) -> Budget:
+def resolve(request: Request, block_bytes: Int64s, largest_column: float, strategy: Strategy, streams: int) -> Budget:
     """Return the budget of each of `streams` streams.
 
     Parameters
@@ -74,32 +73,29 @@ def resolve(
     """
     if not len(block_bytes):
         return Budget(1, parse_bytes("memory", request.memory or DEFAULT_MEMORY))
-    largest = np.cumsum(np.sort(block_bytes)[::-1])
-    per_stream = min(-(-len(block_bytes) // streams) + 1, len(block_bytes))
-
     factor = max(strategy.memory_factor, _SHUFFLE_FACTOR + largest_column if strategy.copies else 0)
-
-    def needed(blocks: int) -> int:
-        return int(largest[blocks - 1] * factor)
-
+    # A buffer of n blocks takes at most what the n largest blocks take.
+    needed = np.cumsum(np.sort(block_bytes)[::-1]) * factor
+    if strategy.merges_all:
+        # A stream's piece of the line may end inside of a block on either side.
+        whole = int(block_bytes.sum() / streams + (2 * block_bytes.max() if streams > 1 else 0)) * factor
+        needed = np.full(len(block_bytes), whole)
     if request.buffer_blocks is None and request.buffer_fraction is None:
         memory = parse_bytes("memory", request.memory or DEFAULT_MEMORY)
-        share = memory // streams
-        fits = int(np.searchsorted(largest * factor, share, side="right"))
-        option, count, room = "memory", f"{memory / 2**20:,.0f} MiB", share
+        option, room = f"memory of {show_bytes(memory)}", memory // streams
+        fits = int(np.searchsorted(needed, room, side="right"))
     else:
-        whole = request.buffer_blocks or round((request.buffer_fraction or 0) * len(block_bytes))
-        fits = min(whole // streams, len(block_bytes))
-        option = "buffer_blocks" if request.buffer_blocks else "buffer_fraction"
-        count, room = f"{whole} blocks", None
-    asked = strategy.buffer_blocks(per_stream, max(fits, 1))
+        blocks = request.buffer_blocks or round((request.buffer_fraction or 0) * len(block_bytes))
+        option = f"{'buffer_blocks' if request.buffer_blocks else 'buffer_fraction'} of {blocks} blocks"
+        fits = min(blocks // (1 if strategy.merges_all else streams), len(block_bytes))
+        # Two blocks read ahead keep the disk busy also where a buffer merges one or two.
+        room = int(needed[fits - 1] + 2 * block_bytes.max())
+    asked = strategy.buffer_blocks(len(block_bytes), max(fits, 1))
     if fits < asked:
         raise BudgetError(
-            f"{option} of {count} over {streams} streams holds {fits} blocks a stream, but shuffle={strategy.name!r} "
-            f"needs {asked}: give memory='{-(-needed(asked) * streams // 2**20)} MiB' or more"
+            f"{option} over {streams} streams holds {fits} blocks a stream, but shuffle={strategy.name!r} "
+            f"needs {asked}: give memory='{-(-int(needed[asked - 1]) * streams // 2**20)} MiB' or more"
             + (", or fewer streams" if streams > 1 else "")
-            + (", or smaller row groups" if asked == 1 else "")
+            + (", or rewrite the data in smaller row groups" if asked == 1 else "")
         )
-    if room is None:  # Two blocks read ahead keep the disk busy also where a buffer merges one or two.
-        room = max(needed(fits), int(largest[fits - 1] + 2 * largest[0]))
     return Budget(asked, room)

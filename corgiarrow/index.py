@@ -202,7 +202,8 @@ class BlockIndex:
         def firsts(target: float) -> npt.NDArray[np.bool_]:
             # The middle of a row group decides which stretch of `target` bytes it falls in.
             slot = ((within + disk / 2) // target).astype(np.int64)
-            return new_file | (np.diff(slot, prepend=-1) != 0)
+            first: npt.NDArray[np.bool_] = new_file | (np.diff(slot, prepend=-1) != 0)
+            return first
 
         first = firsts(float(block_bytes))
         low, high = 1.0, float(block_bytes)
@@ -242,7 +243,9 @@ class BlockIndex:
         try:
             found = self.storage.info(indexed.path)
         except FileNotFoundError:
-            raise SourceChangedError(f"{self.storage.shown(indexed.path)}: the file is gone since it was indexed") from None
+            raise SourceChangedError(
+                f"{self.storage.shown(indexed.path)}: the file is gone since it was indexed"
+            ) from None
         if found != indexed:
             raise SourceChangedError(
                 f"{self.storage.shown(indexed.path)}: the file changed since it was indexed "
@@ -465,14 +468,15 @@ def _disk_share(footers: Sequence[pq.FileMetaData], leaves: dict[str, range]) ->
     holding = [f for f in footers if f.num_row_groups]
     sample = [f.row_group(0) for f in holding[:: max(len(holding) // _SAMPLED_FILES, 1)]]
     sizes = {
-        name: sum(g.column(c).total_compressed_size for g in sample for c in columns) for name, columns in leaves.items()
+        name: sum(g.column(c).total_compressed_size for g in sample for c in columns)
+        for name, columns in leaves.items()
     }
     total = max(sum(sizes.values()), 1)
     return {name: size / total for name, size in sizes.items()}
 
 
 def _parsed_bytes(footer: pq.FileMetaData) -> int:
-    return 500 * footer.num_row_groups * footer.num_columns + 1000
+    return 500 * int(footer.num_row_groups) * int(footer.num_columns) + 1000
 
 
 def _one_list(values: npt.NDArray[np.generic]) -> pa.ListArray:

@@ -2,13 +2,13 @@
 
 A few equal threads work on one list of tasks under one lock, the most urgent first:
 
-1. *gather* the rows of a step whose blocks are all there, some columns a task and one column at a time (concatenate, let
-   the sources go, take), so that a shuffled buffer takes its pool's place instead of standing beside it;
+1. *gather* the rows of a step whose blocks are all there, some columns a task and one column at a time (concatenate,
+   let the sources go, take), so that a shuffled buffer takes its pool's place instead of standing beside it;
 2. *prepare* the index arithmetic of a step ahead;
 3. *load* the next span in the order of need, while the stream's bytes allow.
 
-What a step emits is gathered into *segments* that end on the batch grid, so that batches are slices, and memory comes back as
-the consumer goes along. No task depends on a strategy's name.
+What a step emits is gathered into *segments* that end on the batch grid, so that batches are slices, and memory
+comes back as the consumer goes along. No task depends on a strategy's name.
 """
 
 import atexit
@@ -17,8 +17,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from types import TracebackType
 from typing import Self
 
@@ -35,11 +36,13 @@ _SEGMENTS = 8
 _DECODE_BYTES = 4 * 2**20
 """What decoding takes beside its result, about: some columns' compressed pages and dictionaries."""
 
+_ARRAY_TAKE = pc.get_function("array_take")
 _TAKE = pc.TakeOptions(boundscheck=False)
 
 Chunks = list[pa.Array]
 Piece = list[Chunks]
 """Chunks of each column."""
+_Indexed = tuple[Gather, Chunks | None]
 
 
 @dataclass(slots=True)
@@ -122,7 +125,8 @@ class _StepState:
     loading: int = 0
     columns: deque[list[int]] | None = None
     gathering: int = 0
-    cuts: list[int] = field(default_factory=list)
+    indices: list[Chunks | None] = field(default_factory=list)
+    """For each gather the rows to take, one array for each segment to make; None where all rows pass."""
     out: dict[int, list[pa.Array]] = field(default_factory=dict)
     made: dict[int, Piece] = field(default_factory=dict)
 
@@ -168,6 +172,8 @@ class Pipeline:
         Segments end on multiples of it.
     stream_bytes
         Bytes that one stream may hold.
+    largest_column
+        Part of a row's bytes that its largest column takes.
     threads
         Number of threads.
     stats
@@ -184,6 +190,7 @@ class Pipeline:
         *,
         batch_size: int,
         stream_bytes: int,
+        largest_column: float,
         threads: int,
         stats: Stats,
         first_ids: Int64s | None = None,
@@ -193,6 +200,7 @@ class Pipeline:
         self._streams = [_Stream(work) for work in streams]
         self._batch_size = batch_size
         self._stream_bytes = stream_bytes
+        self._largest_column = largest_column
         self._stats = stats
         self._first_ids = first_ids
         self._lock = threading.Lock()
@@ -327,9 +335,11 @@ class Pipeline:
             width = len(self._schema)
             cut = np.array_split(np.arange(width), min(_GATHER_TASKS, width))
             state.columns = deque([int(c) for c in part] for part in cut)
+            state.made = {g.piece: [[]] * width for g in state.step.gathers if g.piece is not None}
+            state.indices = [self._index_slices(stream, gather) for gather in state.step.gathers]
         if not state.columns:
             return None
-        sources = {p for g in state.step.gathers if not _passes(g) for p in g.sources}
+        sources = {p for g in state.step.gathers if g.index is not None for p in g.sources}
         beside = max(
             (sum(chunk.nbytes for p in sources for chunk in stream.pool[p][c]) for c in state.columns[0]), default=0
         )
@@ -355,7 +365,11 @@ class Pipeline:
                 continue
             span = state.to_load[0]
             estimate = int(stream.work.span_bytes[span]) + min(_DECODE_BYTES, int(stream.work.span_bytes[span]))
-            if stream.used + estimate > self._stream_bytes:
+            beside = 0.0
+            if any(gather.index is not None for gather in state.step.gathers):
+                # Room for one column that is joined beside its buffer.
+                beside = self._largest_column * (sum(stream.pool_bytes.values()) + estimate)
+            if stream.used + estimate + beside > self._stream_bytes:
                 # The next step to emit always goes on, when nothing that is under way would make room for it.
                 idle = not any(s.loading or s.gathering for s in stream.queue)
                 if place or not idle or stream.segments or stream.current is not None:
@@ -420,9 +434,9 @@ class Pipeline:
 
     def _gather(self, stream: _Stream, state: _StepState, columns: list[int], beside: int) -> None:
         began = time.perf_counter()
-        gathers = state.step.gathers
+        groups = _by_sources(zip(state.step.gathers, state.indices, strict=True))
         for column in columns:
-            for group in _by_sources(gathers):
+            for group in groups:
                 self._gather_column(stream, state, group, column)
         with self._lock:
             self._stats.shuffle_s += time.perf_counter() - began
@@ -433,45 +447,30 @@ class Pipeline:
             self._note_peak()
             self._tasks_changed.notify_all()
 
-    def _gather_column(self, stream: _Stream, state: _StepState, gathers: Sequence[Gather], column: int) -> None:
+    def _gather_column(self, stream: _Stream, state: _StepState, gathers: "list[_Indexed]", column: int) -> None:
         """Gather one column for gathers that share their sources, which are let go as soon as they are joined."""
-        sources = gathers[0].sources
+        sources = gathers[0][0].sources
         chunks = [chunk for piece in sources for chunk in stream.pool[piece][column]]
         for piece in sources:
             stream.pool[piece][column] = []
-        if all(_passes(gather) for gather in gathers):
-            for gather in gathers:
-                self._put(state, gather, column, chunks)
-            return
-        joined = _join(chunks, self._schema.field(column).type)
-        del chunks
-        for gather in gathers:
-            if _passes(gather):
-                self._put(state, gather, column, [joined])
-                continue
-            index = gather.index
-            assert index is not None
-            if gather.piece is not None:
-                self._put(state, gather, column, [_take(joined, index)])
-                continue
-            index = index[stream.skip :]
-            cuts = [*range(*self._grid(stream, len(index))), len(index)]
-            first = [0, *cuts[:-1]]
-            self._put(state, gather, column, [_take(joined, index[a:b]) for a, b in zip(first, cuts, strict=True) if a < b])
+        if any(index is not None for _, index in gathers):
+            chunks = [_join(chunks, self._schema.field(column).type)]
+        for gather, index in gathers:
+            made = chunks if index is None else [_ARRAY_TAKE.call([chunks[0], part], _TAKE) for part in index]
+            if gather.piece is None:
+                state.out[column] = made
+            else:
+                state.made[gather.piece][column] = made
 
-    def _grid(self, stream: _Stream, rows: int) -> tuple[int, int, int]:
-        """Where segments of the next `rows` rows end, as range(): on the batch grid, in about eight parts."""
-        size = max(-(-rows // (_SEGMENTS * self._batch_size)), 1) * self._batch_size
-        return -stream.position % self._batch_size + size, rows, size
-
-    def _put(self, state: _StepState, gather: Gather, column: int, chunks: Chunks) -> None:
-        if gather.piece is None:
-            state.out[column] = chunks
-        else:
-            # Columns may come in any order; two threads never fill the same one.
-            with self._lock:
-                piece = state.made.setdefault(gather.piece, [[] for _ in self._schema])
-            piece[column] = chunks
+    def _index_slices(self, stream: _Stream, gather: Gather) -> Chunks | None:
+        """Cut a gather's index where segments end: on the batch grid, in about eight parts."""
+        if gather.piece is not None or gather.index is None:
+            return None if gather.index is None else [pa.array(gather.index)]
+        index = pa.array(gather.index).slice(stream.skip)
+        size = max(-(-len(index) // (_SEGMENTS * self._batch_size)), 1) * self._batch_size
+        first = -stream.position % self._batch_size + size
+        cuts = [0, *range(first, len(index), size), len(index)]
+        return [index.slice(a, b - a) for a, b in pairwise(cuts)]
 
     def _finish(self, stream: _Stream, state: _StepState) -> None:
         """Hand over what a step emitted and made, under the lock."""
@@ -500,20 +499,16 @@ class Pipeline:
         columns = [pa.chunked_array(state.out[c], self._schema.field(c).type) for c in range(len(self._schema))]
         table = pa.Table.from_arrays(columns, schema=self._schema)
         emitting = next(g for g in state.step.gathers if g.piece is None)
-        if _passes(emitting):
+        if emitting.index is None:
             table = table.slice(stream.skip)
         stream.skip = 0
         return [batch for batch in table.to_batches() if batch.num_rows]
 
 
-def _passes(gather: Gather) -> bool:
-    return gather.index is None
-
-
-def _by_sources(gathers: Sequence[Gather]) -> list[list[Gather]]:
-    groups: dict[tuple[int, ...], list[Gather]] = {}
-    for gather in gathers:
-        groups.setdefault(gather.sources, []).append(gather)
+def _by_sources(gathers: Iterable[_Indexed]) -> list[list[_Indexed]]:
+    groups: dict[tuple[int, ...], list[_Indexed]] = {}
+    for indexed in gathers:
+        groups.setdefault(indexed[0].sources, []).append(indexed)
     return list(groups.values())
 
 
@@ -521,10 +516,6 @@ def _join(chunks: Chunks, kind: pa.DataType) -> pa.Array:
     if not chunks:
         return pa.array([], kind)
     return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
-
-
-def _take(values: pa.Array, index: "np.ndarray[tuple[int], np.dtype[np.unsignedinteger]]") -> pa.Array:
-    return pc.call_function("array_take", [values, pa.array(index)], _TAKE)
 
 
 _LIVE: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()

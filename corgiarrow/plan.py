@@ -43,7 +43,7 @@ class Part:
 
     @property
     def number(self) -> int:
-        """This part's number in [0, num_parts)."""
+        """Number of the part in [0, num_parts)."""
         return self.worker * self.world_size + self.rank
 
     @property

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -125,7 +126,8 @@ class Reader:
             raise OptionError(f"provenance=True adds columns {PROVENANCE}, but the data has {sorted(taken)} already")
         self._streams_asked = streams
         self._stats = Stats()
-        self._pass: Generator[pa.RecordBatch, None, None] | None = None
+        # Weak, so that a pass ends with the loop that drops it.
+        self._pass: weakref.ref[Generator[pa.RecordBatch, None, None]] | None = None
         self._epoch = 0
         self._delivered = 0
         """Batches of this part that were delivered in `_epoch`."""
@@ -290,7 +292,10 @@ class Reader:
                 raise StateMismatchError(f"the state has {name}={state[name]!r}, this reader {name}={value!r}")
         batches = int(state["batches"])
         if batches % parts:
-            nearest = min((p for p in range(1, streams + 1) if streams % p == 0 and batches % p == 0), key=lambda p: abs(p - parts))
+            nearest = min(
+                (p for p in range(1, streams + 1) if streams % p == 0 and batches % p == 0),
+                key=lambda p: abs(p - parts),
+            )
             raise StateMismatchError(
                 f"the state has {batches} batches delivered, which {parts} parts do not divide: load it with "
                 f"{nearest} parts"
@@ -313,9 +318,10 @@ class Reader:
 
     def close(self) -> None:
         """End the pass under way, if there is one: its threads end, its memory is let go."""
-        if self._pass is not None:
-            self._pass.close()
-            self._pass = None
+        under_way = self._pass and self._pass()
+        if under_way is not None:
+            under_way.close()
+        self._pass = None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         self.close()
@@ -323,7 +329,7 @@ class Reader:
         self._resume = False
         self._delivered = begin
         batches = self._batches(self.plan(), begin)
-        self._pass = batches
+        self._pass = weakref.ref(batches)
         return batches
 
     def _batches(self, plan: EpochPlan, begin: int) -> Generator[pa.RecordBatch, None, None]:
@@ -349,6 +355,7 @@ class Reader:
                 inputs,
                 batch_size=self._batch_size,
                 stream_bytes=self._budget.stream_bytes,
+                largest_column=self._source.largest_column,
                 threads=self._threads,
                 stats=self._stats,
                 first_ids=plan.first_id if self._provenance else None,
@@ -413,7 +420,7 @@ class _progress_bar:  # noqa: N801 - reads as a word in `with _progress_bar(…)
         if self._bar is None:
             return lambda: None
         self._bar.start()
-        return lambda: self._bar.advance(self._task)  # type: ignore[union-attr]
+        return lambda: self._bar.advance(self._task)
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:

@@ -79,7 +79,7 @@ class Storage:
         return {"url": self.url, "root": self.root, "_options": self._options, "_given": self._given}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _fs=self._given, _pid=os.getpid())
+        self.__dict__.update(state, _fs=state["_given"], _pid=os.getpid())
 
     @property
     def fs(self) -> fsspec.AbstractFileSystem:
@@ -117,7 +117,7 @@ class Storage:
         full = self.full(path)
         if self.is_local:
             with _translated(full):
-                status = os.stat(full)
+                status = Path(full).stat()
             return FileInfo(path, status.st_size, repr(status.st_mtime))
 
         def ask() -> Mapping[str, Any]:

@@ -2,8 +2,9 @@
 
 A stream holds a **pool** of rows as a list of *pieces*. Each span that is loaded becomes a piece whose number is the
 span's position in the stream; a strategy numbers the pieces that it makes itself below zero. A :class:`Step` says
-which spans to load and which *gathers* to run: a gather takes rows of its source pieces, in the given order, either out to the
-consumer or into a new piece that later steps use. After a step its sources are gone; every other piece stays.
+which spans to load and which *gathers* to run: a gather takes rows of its source pieces, in the given order, either
+out to the consumer or into a new piece that later steps use. After a step its sources are gone, every other piece
+stays.
 
 Nothing here reads a file or knows Arrow, so an order can be drawn, measured and tested without data.
 """
@@ -62,6 +63,8 @@ class Strategy(ABC):
     consumed or made, and room to read ahead while it drains."""
     copies: ClassVar[bool] = True
     """Whether rows are copied on their way; blocks that pass as they are need no room for it."""
+    merges_all: ClassVar[bool] = False
+    """Whether one buffer holds everything that a stream reads in an epoch."""
     reorders_each_epoch: ClassVar[bool] = True
 
     @abstractmethod
@@ -148,6 +151,7 @@ class EpochShuffle(CorgiPile):
 
     name: ClassVar[str] = "epoch"
     memory_factor: ClassVar[float] = 1.25
+    merges_all: ClassVar[bool] = True
 
     def buffer_blocks(self, num_blocks: int, asked: int) -> int:
         return num_blocks

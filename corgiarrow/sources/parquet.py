@@ -137,12 +137,15 @@ class ParquetSession:
         at_once = max(int(len(names) * _GROUP_BYTES / block_bytes), 1)
         storage, path = self._index.storage, self._index.files[file].path
         columns: list[pa.ChunkedArray] = []
-        with self._open(file, footer, row_groups) as origin, pq.ParquetFile(
-            origin if isinstance(origin, io.IOBase) else storage.full(path),
-            metadata=footer,
-            pre_buffer=False,
-            buffer_size=0,
-        ) as reader:
+        with (
+            self._open(file, footer, row_groups) as origin,
+            pq.ParquetFile(
+                origin if isinstance(origin, io.IOBase) else storage.full(path),
+                metadata=footer,
+                pre_buffer=False,
+                buffer_size=0,
+            ) as reader,
+        ):
             for first in range(0, len(names), at_once):
                 if self._closed:
                     raise ReadError(f"{storage.shown(path)}: reading was stopped")
