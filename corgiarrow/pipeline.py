@@ -33,9 +33,6 @@ from corgiarrow.strategies import Gather, Int64s, Step
 
 _GATHER_TASKS = 8
 _SEGMENTS = 8
-_DECODE_BYTES = 4 * 2**20
-"""What decoding takes beside its result, about: some columns' compressed pages and dictionaries."""
-
 _ARRAY_TAKE = pc.get_function("array_take")
 _TAKE = pc.TakeOptions(boundscheck=False)
 
@@ -364,7 +361,8 @@ class Pipeline:
             if not state.to_load:
                 continue
             span = state.to_load[0]
-            estimate = int(stream.work.span_bytes[span]) + min(_DECODE_BYTES, int(stream.work.span_bytes[span]))
+            nbytes = int(stream.work.span_bytes[span])
+            estimate = nbytes + self._session.bytes_beside(nbytes)
             beside = 0.0
             if any(gather.index is not None for gather in state.step.gathers):
                 # Room for one column that is joined beside its buffer.

@@ -26,6 +26,9 @@ class Session(Protocol):
             They cannot be read; the text names file and row group.
         """
 
+    def bytes_beside(self, nbytes: int) -> int:
+        """Estimate what one call of :meth:`read` holds beside a result of `nbytes` bytes."""
+
     @property
     def fetched_bytes(self) -> int:
         """Bytes read from storage so far."""

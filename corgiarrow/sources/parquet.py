@@ -16,8 +16,12 @@ from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex, Int64s, leaf_colum
 from corgiarrow.storage import redact
 from corgiarrow.units import parse_bytes
 
-_GROUP_BYTES = 2**20
-"""Columns are decoded together up to about so many bytes: it halves the peak, and caches like it."""
+_GROUPS = 4
+_GROUP_BYTES = (2**18, 2**20)
+"""Columns are decoded together, a quarter of a block but within these bytes: it halves the peak, and caches like it."""
+
+_DECODE_FACTOR = 4
+"""What decoding holds beside its result, in units of the columns decoded together: pages, dictionaries (measured)."""
 
 _HOLE_BYTES = 64 * 1024
 """Column chunks at most so far apart are fetched in one request."""
@@ -130,11 +134,15 @@ class ParquetSession:
         copies = [pa.chunked_array([pa.concat_arrays([chunk]) for chunk in c.chunks], c.type) for c in part.columns]
         return pa.Table.from_arrays(copies, schema=source.schema)
 
+    def bytes_beside(self, nbytes: int) -> int:
+        """Estimate what decoding holds beside its result, and the fetched bytes of a remote file."""
+        return _DECODE_FACTOR * _group_bytes(nbytes) + (0 if self._index.storage.is_local else nbytes)
+
     def _decode(self, file: int, row_groups: list[int], block_bytes: int) -> list[pa.ChunkedArray]:
         names = self._source.columns
         footer = self._index.footer(file)
         self._check(file)
-        at_once = max(int(len(names) * _GROUP_BYTES / block_bytes), 1)
+        at_once = max(int(len(names) * _group_bytes(block_bytes) / block_bytes), 1)
         storage, path = self._index.storage, self._index.files[file].path
         columns: list[pa.ChunkedArray] = []
         with (
@@ -235,6 +243,10 @@ class FetchedRanges(io.RawIOBase):
                 self._at = stop
                 return view
         raise ReadError(f"bytes {self._at} to {stop} are in no column chunk that the footer names")
+
+
+def _group_bytes(nbytes: int) -> int:
+    return min(max(nbytes // _GROUPS, _GROUP_BYTES[0]), _GROUP_BYTES[1])
 
 
 class _Native:
