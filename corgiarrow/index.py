@@ -241,7 +241,7 @@ class BlockIndex:
         """
         indexed = self.files[file]
         try:
-            found = self.storage.info(indexed.path)
+            found = self.storage.info(indexed)
         except FileNotFoundError:
             raise SourceChangedError(
                 f"{self.storage.shown(indexed.path)}: the file is gone since it was indexed"

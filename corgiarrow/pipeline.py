@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from corgiarrow.errors import ReadError
+from corgiarrow.errors import CorgiArrowError, ReadError
 from corgiarrow.sources import Session
 from corgiarrow.strategies import Gather, Int64s, Step
 
@@ -120,6 +120,7 @@ class _StepState:
     step: Step
     to_load: deque[int]
     loading: int = 0
+    failed: CorgiArrowError | None = None
     columns: deque[list[int]] | None = None
     gathering: int = 0
     indices: list[Chunks | None] = field(default_factory=list)
@@ -129,7 +130,7 @@ class _StepState:
 
     @property
     def loaded(self) -> bool:
-        return not self.to_load and not self.loading
+        return not self.to_load and not self.loading and self.failed is None
 
 
 class _Stream:
@@ -272,9 +273,10 @@ class Pipeline:
         with self._lock:
             began = time.perf_counter()
             while not at.segments:
-                if self._error is not None:
-                    # A new traceback each time; the thread's own is its cause's.
-                    raise self._error
+                # What was read before a fault is delivered, whatever the threads' timing.
+                failed = at.queue[0].failed if at.queue else None
+                if failed or self._error:
+                    raise failed or self._error or AssertionError
                 if self._closed:
                     raise RuntimeError("this pass has ended: iterate over the reader again")
                 self._rows_ready.wait()
@@ -353,11 +355,15 @@ class Pipeline:
             ahead += (2 * self._num_threads + 2) // max(len(stream.queue[-1].step.load), 1)
         if stream.preparing or stream.exhausted or stream.alive >= ahead:
             return None
+        if stream.queue and stream.queue[-1].failed:
+            return None
         stream.preparing = True
         return lambda: self._prepare(stream)
 
     def _load_task(self, stream: _Stream) -> Callable[[], None] | None:
         for place, state in enumerate(stream.queue):
+            if state.failed:
+                return None
             if not state.to_load:
                 continue
             span = state.to_load[0]
@@ -401,9 +407,18 @@ class Pipeline:
         work = stream.work
         block, start, stop = int(work.block[span]), int(work.start[span]), int(work.stop[span])
         began = time.perf_counter()
-        table = self._session.read(block, start, stop)
-        if table.num_rows != stop - start:
-            raise ReadError(f"block {block}: {table.num_rows} rows came where {stop - start} were asked for")
+        try:
+            table = self._session.read(block, start, stop)
+            if table.num_rows != stop - start:
+                raise ReadError(f"block {block}: {table.num_rows} rows came where {stop - start} were asked for")
+        except CorgiArrowError as error:
+            with self._lock:
+                state.failed = error
+                state.loading -= 1
+                stream.used -= estimate
+                self._rows_ready.notify_all()
+                self._tasks_changed.notify_all()
+            return
         piece: Piece = [column.chunks for column in table.columns]
         nbytes = table.nbytes
         if self._first_ids is not None:

@@ -52,6 +52,16 @@ class Part:
         return self.world_size * self.num_workers
 
 
+def check_streams(num_rows: int, batch_size: int, streams: int) -> None:
+    """Raise an OptionError when some stream would get no batch at all."""
+    batches = -(-num_rows // batch_size)
+    if 0 < batches < streams:
+        raise OptionError(
+            f"streams={streams} must not exceed the epoch's {batches} batches of batch_size={batch_size}: "
+            "use fewer streams (ranks × workers) or smaller batches"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
     """What one stream reads and emits in one epoch.
@@ -151,11 +161,7 @@ class EpochPlan:
     batch_size: int
 
     def __post_init__(self) -> None:
-        if self.num_rows and self.num_batches < self.streams:
-            raise OptionError(
-                f"streams={self.streams} must not exceed the epoch's {self.num_batches} batches of "
-                f"batch_size={self.batch_size}: use fewer streams (ranks × workers) or smaller batches"
-            )
+        check_streams(self.num_rows, self.batch_size, self.streams)
 
     @property
     def order_epoch(self) -> int:

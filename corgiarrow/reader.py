@@ -15,7 +15,7 @@ from corgiarrow import budget
 from corgiarrow.errors import OptionError, StateMismatchError
 from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex
 from corgiarrow.pipeline import Pipeline, Stats, StreamInput
-from corgiarrow.plan import EpochPlan, Part
+from corgiarrow.plan import EpochPlan, Part, check_streams
 from corgiarrow.randomness import ORDER_VERSION, check_seed
 from corgiarrow.sources import BlockSource
 from corgiarrow.sources.parquet import ParquetSource
@@ -142,11 +142,11 @@ class Reader:
                 f"streams={streams} must be a multiple of the {parts} parts (world_size={self._part.world_size} × "
                 f"num_workers={self._part.num_workers}), so that each serves as many"
             )
+        check_streams(self.num_rows, self._batch_size, streams)
         self._streams = streams
         self._budget = budget.resolve(
             self._request, self._source.block_bytes, self._source.largest_column, self._strategy, streams
         )
-        self.plan(self._epoch)
 
     def __enter__(self) -> Self:
         return self

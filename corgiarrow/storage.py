@@ -6,6 +6,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +38,8 @@ class FileInfo:
     size
         Bytes.
     version
-        Something that changes when the file does: an etag where there is one, else a time of change, else "".
+        Something that changes when the file does, as ``key=value``: an etag where there is one, else a time of change,
+        else "".
     """
 
     path: str
@@ -106,26 +108,27 @@ class Storage:
         """The path as it may stand in an error."""
         return redact(self.full(path))
 
-    def info(self, path: str) -> FileInfo:
-        """Ask the file system about one file.
+    def info(self, file: FileInfo) -> FileInfo:
+        """Ask the file system about one file anew, for the same kind of version.
 
         Raises
         ------
         StorageError
             It is gone, or the file system does not answer.
         """
-        full = self.full(path)
+        full = self.full(file.path)
         if self.is_local:
             with _translated(full):
                 status = Path(full).stat()
-            return FileInfo(path, status.st_size, repr(status.st_mtime))
+            return FileInfo(file.path, status.st_size, f"mtime={status.st_mtime}")
 
         def ask() -> Mapping[str, Any]:
             self.fs.invalidate_cache(self.fs._parent(full))
             return self.fs.info(full)  # type: ignore[no-any-return]
 
         with _translated(full):
-            return _file_info(path, _retried(ask))
+            # Listings of some file systems tell other things than their answers about one file.
+            return _file_info(file.path, _retried(ask), keys=(file.version.partition("=")[0],))
 
     def fetch(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Read byte ranges ``[start, stop)`` of one file, all at once where the file system can.
@@ -269,11 +272,16 @@ def _visible(path: str, root: str) -> bool:
     return not any(part.startswith(("_", ".")) for part in below)
 
 
-def _file_info(path: str, info: Mapping[str, Any]) -> FileInfo:
-    version = next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")
+def _file_info(path: str, info: Mapping[str, Any], keys: Sequence[str] = _VERSION_KEYS) -> FileInfo:
+    version = next((f"{key}={_plain(info[key])}" for key in keys if info.get(key)), "")
     if info.get("size") is None:
         raise StorageError(f"{redact(path)}: the file system does not tell its size")
     return FileInfo(path, int(info["size"]), version)
+
+
+def _plain(version: Any) -> Any:
+    """Give a time of change in seconds, as some file systems tell it now so and now as a datetime."""
+    return version.timestamp() if isinstance(version, datetime) else version
 
 
 class _translated:  # noqa: N801 - reads as a word in `with _translated(path):`
