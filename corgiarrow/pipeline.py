@@ -216,8 +216,12 @@ class Pipeline:
 
     def __enter__(self) -> Self:
         _LIVE.add(self)
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(
@@ -234,11 +238,19 @@ class Pipeline:
             self._tasks_changed.notify_all()
             self._rows_ready.notify_all()
         self._session.close()
+        try:
+            self._join()
+        except KeyboardInterrupt:
+            self._join()  # They are about to end; nothing is left behind, whenever Ctrl-C comes.
+            raise
+        finally:
+            self._streams = []
+            _LIVE.discard(self)
+
+    def _join(self) -> None:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
-        self._streams = []
-        _LIVE.discard(self)
 
     def next_batch(self, stream: int, rows: int) -> pa.RecordBatch:
         """Return the next `rows` rows of stream number `stream` of this pipeline.

@@ -318,7 +318,7 @@ class Reader:
 
     def close(self) -> None:
         """End the pass under way, if there is one: its threads end, its memory is let go."""
-        under_way = self._pass and self._pass()
+        under_way = None if self._pass is None else self._pass()
         if under_way is not None:
             under_way.close()
         self._pass = None

@@ -1,6 +1,7 @@
 """From URLs to a file system and its files: listing, byte ranges, retries, and no secret in any text."""
 
 import copy
+import logging
 import os
 import posixpath
 import re
@@ -19,6 +20,7 @@ from corgiarrow.errors import AccessDeniedError, NoFilesError, OptionError, Stor
 PARQUET_SUFFIXES = (".parquet", ".parq", ".pq")
 """Names that count as Parquet when a folder is searched."""
 
+_LOG = logging.getLogger("corgiarrow")
 _ATTEMPTS = 5
 _VERSION_KEYS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified", "created")
 _MAGIC = re.compile(r"[*?\[]")
@@ -128,7 +130,7 @@ class Storage:
 
         with _translated(full):
             # Listings of some file systems tell other things than their answers about one file.
-            return _file_info(file.path, _retried(ask), keys=(file.version.partition("=")[0],))
+            return _file_info(file.path, _retried(ask, full), keys=(file.version.partition("=")[0],))
 
     def fetch(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Read byte ranges ``[start, stop)`` of one file, all at once where the file system can.
@@ -149,7 +151,7 @@ class Storage:
             return list(found)
 
         with _translated(full):
-            return _retried(read)
+            return _retried(read, full)
 
 
 def find_files(
@@ -319,8 +321,14 @@ def _may_pass(error: BaseException) -> bool:
     return isinstance(error, _storage_faults())
 
 
-def _retried(call: Callable[[], T]) -> T:
+def _retried(call: Callable[[], T], path: str) -> T:
+    def log(attempt: tenacity.RetryCallState) -> None:
+        # Only the kind of the fault: its text may hold a signed URL.
+        fault = attempt.outcome and attempt.outcome.exception()
+        _LOG.warning("%s: %s, attempt %d of %d", redact(path), type(fault).__name__, attempt.attempt_number, _ATTEMPTS)
+
     return tenacity.retry(
+        before_sleep=log,
         retry=tenacity.retry_if_exception(_may_pass),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
         wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),

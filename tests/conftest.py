@@ -108,7 +108,9 @@ def no_thread_left() -> Iterator[None]:
     assert not left, left
 
 
-def all_parts(data: object, world_size: int, num_workers: int = 1, epoch: int = 0, **options: object) -> list[list[int]]:
+def all_parts(
+    data: object, world_size: int, num_workers: int = 1, epoch: int = 0, **options: object
+) -> list[list[int]]:
     """Batches of one epoch read step by step, and within a step rank by rank, as loader workers deliver them."""
     readers = [
         [
@@ -119,8 +121,6 @@ def all_parts(data: object, world_size: int, num_workers: int = 1, epoch: int = 
     ]
     per_rank = []
     for rank in readers:
-        for reader in rank:
-            reader.set_epoch(epoch)
         batches = [ids_of(iter(reader)) for reader in rank]
         total = sum(len(b) for b in batches)
         per_rank.append([batches[t % num_workers][t // num_workers] for t in range(total)])

@@ -419,4 +419,6 @@ def test_kill_and_resume(ragged: Path, tmp_path: Path) -> None:
     first = subprocess.run([sys.executable, "-c", program, "die"], timeout=60, check=False)
     assert first.returncode == -signal.SIGKILL
     subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
-    assert [int(i) for i in seen.read_text().split()] == [i for b in ids_of(iter(ca.Reader(ragged, batch_size=8))) for i in b]
+    assert [int(i) for i in seen.read_text().split()] == [
+        i for b in ids_of(iter(ca.Reader(ragged, batch_size=8))) for i in b
+    ]

@@ -31,7 +31,11 @@ class Server:
 
     def client(self) -> object:
         return boto3.client(
-            "s3", endpoint_url=self.endpoint, aws_access_key_id="testing", aws_secret_access_key="x", region_name="us-east-1"
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id="testing",
+            aws_secret_access_key="x",
+            region_name="us-east-1",
         )
 
     def requests(self) -> list[str]:
@@ -68,7 +72,7 @@ def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def bucket(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+def bucket(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A bucket that holds the ragged dataset below ``train/``, and the same folder on disk."""
     folder = write_dataset(tmp_path_factory.mktemp("s3") / "train", RAGGED)
     client = server.client()
@@ -77,7 +81,7 @@ def bucket(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         client.put_object(Bucket="corgi", Key=f"train/{file.name}", Body=file.read_bytes())
     client.put_object(Bucket="corgi", Key="train/_SUCCESS", Body=b"")
     client.close()
-    yield "s3://corgi/train", folder
+    return "s3://corgi/train", folder
 
 
 def test_reads_what_the_disk_gives(server: Server, bucket: tuple[str, Path]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import RAGGED_ROWS, ArraySource, ids_of, write_dataset, write_rows
+from conftest import ArraySource, ids_of, write_dataset, write_rows
 from fsspec.implementations.memory import MemoryFileSystem
 
 import corgiarrow as ca
@@ -24,7 +24,15 @@ def _found(data: object, **options: object) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name in ("b.parquet", "a.parquet", "sub/c.pq", "_temporary/x.parquet", ".hidden.parquet", "_SUCCESS", "notes.txt"):
+    for name in (
+        "b.parquet",
+        "a.parquet",
+        "sub/c.pq",
+        "_temporary/x.parquet",
+        ".hidden.parquet",
+        "_SUCCESS",
+        "notes.txt",
+    ):
         path = tmp_path / "data" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix in (".parquet", ".pq"):
@@ -118,10 +126,17 @@ def test_a_file_given_twice_and_two_file_systems(folder: Path) -> None:
 def test_files_that_are_not_parquet(tmp_path: Path) -> None:
     write_rows(tmp_path / "good.parquet", [10])
     whole = (tmp_path / "good.parquet").read_bytes()
-    for name, content in (("empty", b""), ("text", b"hello, world"), ("cut", whole[:-20]), ("tail", whole[:4] + whole[-9:])):
+    for name, content in (
+        ("empty", b""),
+        ("text", b"hello, world"),
+        ("cut", whole[:-20]),
+        ("tail", whole[:4] + whole[-9:]),
+    ):
         path = tmp_path / f"{name}.parquet"
         path.write_bytes(content)
-        with pytest.raises(ca.NotParquetError, match=rf"{name}.parquet \({len(content)} bytes\) is not a readable Parquet"):
+        with pytest.raises(
+            ca.NotParquetError, match=rf"{name}.parquet \({len(content)} bytes\) is not a readable Parquet"
+        ):
             ca.Reader(path)
         memory = fsspec.filesystem("memory")
         memory.pipe_file(f"/broken/{name}.parquet", content)
@@ -173,7 +188,10 @@ def test_a_file_that_changed_since_it_was_indexed(tmp_path: Path, how: str) -> N
         ({"rank": -1}, r"rank=-1 must be in \[0, world_size=1\)"),
         ({"world_size": 0}, "world_size=0 must be at least 1"),
         ({"worker": 2, "num_workers": 2}, r"worker=2 must be in \[0, num_workers=2\)"),
-        ({"memory": "1 GiB", "buffer_blocks": 3}, "memory='1 GiB' and buffer_blocks=3 each set the buffer: give only one"),
+        (
+            {"memory": "1 GiB", "buffer_blocks": 3},
+            "memory='1 GiB' and buffer_blocks=3 each set the buffer: give only one",
+        ),
         ({"buffer_blocks": 3, "buffer_fraction": 0.1}, "give only one"),
         ({"buffer_fraction": 1.5}, r"buffer_fraction=1.5 must be in \(0, 1\]"),
         ({"buffer_blocks": 0}, "buffer_blocks=0 must be at least 1"),
@@ -199,7 +217,9 @@ def test_bad_options(ragged: Path, options: dict[str, object], said: str) -> Non
 
 
 def test_columns(ragged: Path) -> None:
-    with pytest.raises(ca.ColumnNotFoundError, match=r"columns \['y'\] are in no file of .*: it has id, x, name, label"):
+    with pytest.raises(
+        ca.ColumnNotFoundError, match=r"columns \['y'\] are in no file of .*: it has id, x, name, label"
+    ):
         ca.Reader(ragged, columns=["id", "y"])
     with pytest.raises(ca.ColumnNotFoundError, match="none twice"):
         ca.Reader(ragged, columns=["id", "id"])
