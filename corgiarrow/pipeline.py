@@ -32,6 +32,9 @@ from corgiarrow.sources import Session
 from corgiarrow.strategies import Gather, Int64s, Step
 
 _GATHER_TASKS = 8
+_TASK_BYTES = 2**19
+"""A gather is cut in tasks of at least so many bytes, so that small steps do not drown in hand-overs."""
+
 _SEGMENTS = 8
 _ARRAY_TAKE = pc.get_function("array_take")
 _TAKE = pc.TakeOptions(boundscheck=False)
@@ -342,15 +345,16 @@ class Pipeline:
         if not stream.queue or not stream.queue[0].loaded:
             return None
         state = stream.queue[0]
+        sources = {p for g in state.step.gathers if g.index is not None for p in g.sources}
         if state.columns is None:
             width = len(self._schema)
-            cut = np.array_split(np.arange(width), min(_GATHER_TASKS, width))
+            tasks = sum(stream.pool_bytes[p] for p in sources) // _TASK_BYTES
+            cut = np.array_split(np.arange(width), min(max(tasks, 1), _GATHER_TASKS, width))
             state.columns = deque([int(c) for c in part] for part in cut)
             state.made = {g.piece: [[]] * width for g in state.step.gathers if g.piece is not None}
             state.indices = [self._index_slices(stream, gather) for gather in state.step.gathers]
         if not state.columns:
             return None
-        sources = {p for g in state.step.gathers if g.index is not None for p in g.sources}
         beside = max(
             (sum(chunk.nbytes for p in sources for chunk in stream.pool[p][c]) for c in state.columns[0]), default=0
         )

@@ -136,7 +136,8 @@ class ParquetSession:
 
     def bytes_beside(self, nbytes: int) -> int:
         """Estimate what decoding holds beside its result, and the fetched bytes of a remote file."""
-        return _DECODE_FACTOR * _group_bytes(nbytes) + (0 if self._index.storage.is_local else nbytes)
+        at_once = max(_group_bytes(nbytes), int(nbytes * self._source.largest_column))
+        return _DECODE_FACTOR * min(at_once, nbytes) + (0 if self._index.storage.is_local else nbytes)
 
     def _decode(self, file: int, row_groups: list[int], block_bytes: int) -> list[pa.ChunkedArray]:
         names = self._source.columns
