@@ -236,24 +236,23 @@ class Pipeline:
         """End the threads and let go of all rows."""
         if self._pid != os.getpid():
             return  # A forked copy: the threads and their rows belong to the parent.
+        try:
+            self._end()
+        except KeyboardInterrupt:
+            self._end()  # The threads are about to end; none is left behind, whenever Ctrl-C comes.
+            raise
+
+    def _end(self) -> None:
         with self._lock:
             self._closed = True
             self._tasks_changed.notify_all()
             self._rows_ready.notify_all()
         self._session.close()
-        try:
-            self._join()
-        except KeyboardInterrupt:
-            self._join()  # They are about to end; nothing is left behind, whenever Ctrl-C comes.
-            raise
-        finally:
-            self._streams = []
-            _LIVE.discard(self)
-
-    def _join(self) -> None:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
+        self._streams = []
+        _LIVE.discard(self)
 
     def next_batch(self, stream: int, rows: int) -> pa.RecordBatch:
         """Return the next `rows` rows of stream number `stream` of this pipeline.
