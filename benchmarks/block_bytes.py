@@ -4,10 +4,10 @@ Run ``python benchmarks/block_bytes.py`` (``--megabytes 20`` for a quick try). I
 ``corgiarrow.index.DEFAULT_BLOCK_BYTES`` is chosen by.
 
 - *row groups*: a file for each size, every block one row group (``shuffle="block"``, no merging).
-- *merged*: one file of the smallest row groups, merged by ``block_bytes=`` (here also below 1,000 blocks, where the
-  library would not merge any more).
-- *cold*: the page cache is told to forget the file before each pass. A disk of a virtual machine may still be cached by
-  its host, so cold figures tell more about a request's price than about a real disk's.
+- *merged*: one file of the smallest row groups, merged by ``block_bytes=`` (here also below 1,000 blocks,
+  where the library would not merge any more).
+- *cold*: the page cache is told to forget the file before each pass. A disk of a virtual machine may still be
+  cached by its host, so cold figures tell more about a request's price than about a real disk's.
 - Rounds are interleaved, the first is dropped.
 """
 
@@ -49,7 +49,9 @@ def one_pass(index: ca.BlockIndex, block_bytes: int, threads: int, cold: Path | 
 def main() -> None:
     parser = data.parser(__doc__)
     parser.add_argument("--megabytes", type=int, default=128, help="size of each file (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, help="measured rounds, after one to warm up (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="measured rounds, after one to warm up (%(default)s)"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--sizes", type=float, nargs="+", default=SIZES_MB, metavar="MB")
     parser.add_argument("--plain", action="store_true", help="write the data without dictionaries")
@@ -71,7 +73,9 @@ def main() -> None:
     for number in range(arguments.rounds + 1):
         for name, (path, index, block_bytes) in kinds.items():
             for state in ("cold", "warm"):  # What the cold pass read makes the warm one warm.
-                taken, blocks[name] = one_pass(index, block_bytes, arguments.threads, path if state == "cold" else None)
+                taken, blocks[name] = one_pass(
+                    index, block_bytes, arguments.threads, path if state == "cold" else None
+                )
                 if number:
                     seconds[name][state].append(taken)
     lines = []

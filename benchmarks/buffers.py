@@ -1,8 +1,9 @@
 """Measure the time a row of ``corgipile`` against the blocks that a buffer merges.
 
-Run ``python benchmarks/buffers.py`` (``--rows 200000 --rounds 1`` for a quick try). Shuffling gathers each column at
-random places, so a buffer whose columns outgrow the CPU's cache costs more a row. Nothing consumes; the page cache is
-warm; rounds are interleaved, the first is dropped. Set ``MIMALLOC_PURGE_DELAY=-1`` to measure with memory warm.
+Run ``python benchmarks/buffers.py`` (``--rows 200000 --rounds 1`` for a quick try). Shuffling gathers each
+column at random places, so a buffer whose columns outgrow the CPU's cache costs more a row. Nothing consumes;
+the page cache is warm; rounds are interleaved, the first is dropped. Set ``MIMALLOC_PURGE_DELAY=-1`` to
+measure with memory warm.
 """
 
 import os
@@ -21,7 +22,9 @@ def main() -> None:
     parser = data.parser(__doc__)
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--row-group", type=int, default=8_192, help="rows of a row group, which is a block")
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one to warm up (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="measured rounds, after one to warm up (%(default)s)"
+    )
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     path = data.floats(arguments.data, arguments.rows, row_group=arguments.row_group)

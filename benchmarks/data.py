@@ -1,6 +1,7 @@
-"""Make the data that the benchmarks read, once, in a cache folder; describe the machine; print and save figures.
+"""Make the data that the benchmarks read, once; describe the machine; print and save figures.
 
-Run ``python benchmarks/data.py --data FOLDER`` to make all of it ahead of time; the other scripts make what they need.
+Run ``python benchmarks/data.py --data FOLDER`` to make all of it ahead of time; the other scripts make what
+they need.
 """
 
 import argparse
@@ -23,7 +24,12 @@ CLASSES = 10
 
 
 def floats(
-    folder: Path, rows: int = 4_000_000, columns: int = 28, row_group: int = 65_536, *, use_dictionary: bool = True
+    folder: Path,
+    rows: int = 4_000_000,
+    columns: int = 28,
+    row_group: int = 65_536,
+    *,
+    use_dictionary: bool = True,
 ) -> Path:
     """Return a file of float32 standard normal ``f0`` … and an int32 ``label``, sorted, of ten classes.
 
@@ -41,13 +47,15 @@ def floats(
                 count = min(row_group, rows - start)
                 features = [pa.array(rng.standard_normal(count, dtype=np.float32)) for _ in names]
                 label = (np.arange(start, start + count) * CLASSES // rows).astype(np.int32)
-                writer.write_table(pa.Table.from_arrays([*features, pa.array(label)], schema=schema), row_group)
+                writer.write_table(
+                    pa.Table.from_arrays([*features, pa.array(label)], schema=schema), row_group
+                )
 
     return _made_once(folder / f"floats-{rows}x{columns}-{row_group}-{kind}.parquet", write)
 
 
 def many_files(folder: Path, files: int = 4_000, row_groups: int = 10, rows: int = 100) -> Path:
-    """Return a folder of `files` small files of `row_groups` row groups of `rows` rows: four float32 and a label."""
+    """Return a folder of small files, of `row_groups` row groups of `rows` rows: four float32 and a label."""
 
     def write(beside: Path) -> None:
         beside.mkdir()
@@ -60,7 +68,9 @@ def many_files(folder: Path, files: int = 4_000, row_groups: int = 10, rows: int
                     "label": np.full(count, number * CLASSES // files, dtype=np.int32),
                 }
             )
-            pq.write_table(table, beside / f"part-{number:06}.parquet", row_group_size=rows, compression="zstd")
+            pq.write_table(
+                table, beside / f"part-{number:06}.parquet", row_group_size=rows, compression="zstd"
+            )
 
     return _made_once(folder / f"many-{files}x{row_groups}x{rows}", write)
 
@@ -90,7 +100,7 @@ def warm_page_cache(path: Path) -> None:
 
 
 def drop_page_cache(path: Path) -> None:
-    """Ask the system to forget a file's pages (the disk, or a virtual machine's host, may still hold them)."""
+    """Ask the system to forget a file's pages (a virtual machine's host may still hold them)."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -101,7 +111,9 @@ def machine() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        names = [
+            line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line
+        ]
         cpu = names[0] if names else cpu
     return {
         "cpu": cpu,
@@ -125,7 +137,9 @@ def memory_status(key: str) -> int:
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options that all benchmarks share."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--data", type=Path, default=DEFAULT_FOLDER, help="cache folder of the data (%(default)s)")
+    made.add_argument(
+        "--data", type=Path, default=DEFAULT_FOLDER, help="cache folder of the data (%(default)s)"
+    )
     made.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     return made
 
@@ -134,12 +148,17 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a Markdown table; numbers are aligned to the right."""
     lines = [[str(cell) for cell in line] for line in (head, *rows)]
     widths = [max(len(line[c]) for line in lines) for c in range(len(head))]
-    right = [bool(rows) and all(line[c][:1] in "0123456789-–≥≤" for line in lines[1:]) for c in range(len(head))]
+    right = [
+        bool(rows) and all(line[c][:1] in "0123456789-–≥≤" for line in lines[1:]) for c in range(len(head))
+    ]
     for number, line in enumerate(lines):
-        cells = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)]
+        cells = [
+            cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)
+        ]
         print(f"| {' | '.join(cells)} |")
         if not number:
-            print(f"|{'|'.join('-' * (w + 1) + (':' if r else '-') for w, r in zip(widths, right, strict=True))}|")
+            dashes = ["-" * (w + 1) + (":" if r else "-") for w, r in zip(widths, right, strict=True)]
+            print(f"|{'|'.join(dashes)}|")
     print(flush=True)
 
 

@@ -1,12 +1,15 @@
-"""Measure planning for a million blocks: one part's plan, a seek, and the way to the first read of a resumed epoch.
+"""Measure planning for a million blocks: one part's plan, a seek, and the way to the first read of a resumed
+epoch.
 
-Run ``python benchmarks/planning.py`` (``--blocks 10000 --parts 16`` for a quick try). Nothing is read: the blocks are
-synthetic. Each round is a fresh process; *memory* is the most that the process grew by after the imports, the index's
-own arrays included.
+Run ``python benchmarks/planning.py`` (``--blocks 10000 --parts 16`` for a quick try). Nothing is read: the
+blocks are synthetic. Each round is a fresh process; *memory* is the most that the process grew by after the
+imports, the index's own arrays included.
 
 - *plan*: a Reader of one of 1,024 parts, its epoch's plan and its first shuffled step.
-- *seek*: ``seek`` to the middle of another epoch, the plan from there, and the step that the next batch lies in.
-- *resume*: a reader of all blocks in one stream loads a state in the middle of an epoch; until the first read.
+- *seek*: ``seek`` to the middle of another epoch, the plan from there, and the step that the next batch lies
+  in.
+- *resume*: a reader of all blocks in one stream loads a state in the middle of an epoch; until the first
+  read.
 """
 
 import argparse

@@ -2,13 +2,14 @@
 
 Run ``python benchmarks/speed.py`` (``--rows 400000 --rounds 2`` for a quick try).
 
-- *scan*: threads that each take the next row group and decode it, all columns at once; *scan by 4*: the same, but four
-  columns at a time, which is faster because the data stay in the CPU's cache: a harder baseline.
+- *scan*: threads that each take the next row group and decode it, all columns at once; *scan by 4*: the same,
+  but four columns at a time, which is faster because the data stay in the CPU's cache: a harder baseline.
 - *waiting*: the consumer sleeps for twice ``none``'s time a batch, as if a GPU were at work.
-- Rounds are interleaved (A, B, A, B …), the first one is dropped; a ratio is the median of the rounds' ratios.
-- All of it in one fresh process for each setting of ``MIMALLOC_PURGE_DELAY``, which Arrow's allocator reads when
-  pyarrow is imported: *unset* returns freed memory to the system and faults it in again; *-1* never returns it
-  ("memory warm"). The goals are for memory warm.
+- Rounds are interleaved (A, B, A, B …), the first one is dropped; a ratio is the median of the rounds'
+  ratios.
+- All of it in one fresh process for each setting of ``MIMALLOC_PURGE_DELAY``, which Arrow's allocator reads
+  when pyarrow is imported: *unset* returns freed memory to the system and faults it in again; *-1* never
+  returns it ("memory warm"). The goals are for memory warm.
 - *peak*: most bytes that Arrow's memory pool held in one pass, of a consumer that keeps one batch.
 """
 
@@ -50,7 +51,7 @@ PEAK_GOAL = 128 * 2**20
 SETTINGS = {"unset": None, "-1": "-1"}
 
 _KEPT_POOLS: list[pa.MemoryPool] = []
-"""A proxy pool that is destroyed while memory of it is alive ends the process, so they live as long as it does."""
+"""Kept for the process's life: one that is destroyed while memory of it is alive ends the process."""
 
 
 def scan(path: Path, footer: pq.FileMetaData, threads: int, at_once: int) -> None:
@@ -134,7 +135,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     index = ca.BlockIndex.build(path)
 
     def reader(shuffle: str, size: str) -> ca.Reader:
-        return ca.Reader(index, shuffle=shuffle, memory=MEMORY[size], batch_size=1024, threads=arguments.threads)
+        return ca.Reader(
+            index, shuffle=shuffle, memory=MEMORY[size], batch_size=1024, threads=arguments.threads
+        )
 
     readers = {f"{s}@{m}": reader(s, m) for m in MEMORY for s in ("none", "corgipile")}
     width = footer.num_columns
@@ -145,7 +148,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     seconds = interleaved(cases, arguments.rounds)
     wait_s = 2 * median(seconds["none@128"]) / len(readers["none@128"])
-    waiting = {f"{s}@128 waiting": (lambda r=readers[f"{s}@128"]: consume(r, wait_s)) for s in ("none", "corgipile")}
+    waiting = {
+        f"{s}@128 waiting": (lambda r=readers[f"{s}@128"]: consume(r, wait_s)) for s in ("none", "corgipile")
+    }
     seconds |= interleaved(waiting, max(arguments.rounds // 2, 1))
     peaks = {
         name: peak_bytes(lambda s=s, m=m: consume(reader(s, m)))
@@ -176,7 +181,11 @@ def in_fresh_process(setting: str | None, command: list[str]) -> dict[str, Any]:
     if setting is not None:
         environment["MIMALLOC_PURGE_DELAY"] = setting
     done = subprocess.run(
-        [sys.executable, __file__, *command, "--here"], env=environment, check=True, stdout=subprocess.PIPE, text=True
+        [sys.executable, __file__, *command, "--here"],
+        env=environment,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -206,7 +215,13 @@ def report(name: str, found: dict[str, Any]) -> dict[str, float]:
         goal = GOALS.get(title)
         verdict = "" if goal is None or not warm else ("reached" if ratios[title] >= goal else "MISSED")
         lines.append(
-            [title, f"{ratios[title]:.3f}", f"{min(each):.3f} – {max(each):.3f}", f"≥ {goal}" if goal else "", verdict]
+            [
+                title,
+                f"{ratios[title]:.3f}",
+                f"{min(each):.3f} – {max(each):.3f}",
+                f"≥ {goal}" if goal else "",
+                verdict,
+            ]
         )
     data.print_table(["speed", "ratio", "rounds", "goal (memory warm)", ""], lines)
     lines = []
@@ -230,9 +245,13 @@ def report(name: str, found: dict[str, Any]) -> dict[str, float]:
 def main() -> None:
     parser = data.parser(__doc__)
     parser.add_argument("--rows", type=int, default=4_000_000)
-    parser.add_argument("--rounds", type=int, default=7, help="measured rounds, after one to warm up (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="measured rounds, after one to warm up (%(default)s)"
+    )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--plain", action="store_true", help="read data that were written without dictionaries")
+    parser.add_argument(
+        "--plain", action="store_true", help="read data that were written without dictionaries"
+    )
     parser.add_argument("--purge", choices=[*SETTINGS], help="only this setting of MIMALLOC_PURGE_DELAY")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -249,7 +268,12 @@ def main() -> None:
         f"--threads={arguments.threads}",
         *(["--plain"] if arguments.plain else []),
     ]
-    figures: dict[str, Any] = {"threads": arguments.threads, "plain": arguments.plain, "goals": GOALS, "purge": {}}
+    figures: dict[str, Any] = {
+        "threads": arguments.threads,
+        "plain": arguments.plain,
+        "goals": GOALS,
+        "purge": {},
+    }
     for name in [arguments.purge] if arguments.purge else SETTINGS:
         found = in_fresh_process(SETTINGS[name], command)
         figures["purge"][name] = {"ratios": report(name, found), **found}

@@ -1,7 +1,7 @@
-"""Measure how long it takes to start: index thousands of small files, load a saved index, get the first batch.
+"""Measure how long it takes to start: index many small files, load a saved index, get the first batch.
 
-Run ``python benchmarks/start.py`` (``--files 200`` for a quick try). Each round is a fresh process, with a warm page
-cache; importing is told apart.
+Run ``python benchmarks/start.py`` (``--files 200`` for a quick try). Each round is a fresh process, with a
+warm page cache; importing is told apart.
 """
 
 import argparse
@@ -33,7 +33,11 @@ def build(folder: Path, saved: Path) -> dict[str, float]:
     index = ca.BlockIndex.build(folder)
     built = time.perf_counter()
     index.save(saved)
-    return {"build_s": built - began, "save_s": time.perf_counter() - built, "row_groups": len(index.group_rows)}
+    return {
+        "build_s": built - began,
+        "save_s": time.perf_counter() - built,
+        "row_groups": len(index.group_rows),
+    }
 
 
 def load(saved: Path) -> dict[str, float]:
@@ -94,7 +98,9 @@ def main() -> None:
         verdict = "" if goal is None else ("reached" if median(each) <= goal else "MISSED")
         lines.append([title, f"{median(each):.3f}", f"{max(each):.3f}", f"≤ {goal}" if goal else "", verdict])
     data.print_table(["what", "median s", "max s", "goal s", ""], lines)
-    data.save_json(arguments.json, {"files": arguments.files, "index_bytes": saved.stat().st_size, "rounds": rounds})
+    data.save_json(
+        arguments.json, {"files": arguments.files, "index_bytes": saved.stat().st_size, "rounds": rounds}
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,248 @@
+"""Reading an epoch as a whole job would, and proving that the promises hold on this data.
+
+All parts are read one after the other in this process. What is kept for comparing is a few bytes a row (ids)
+and 16 bytes a batch (digests), never the batches.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from corgiarrow.errors import OptionError
+from corgiarrow.index import BlockIndex
+from corgiarrow.plain import read_plain
+from corgiarrow.plan import EpochPlan, Part
+from corgiarrow.reader import PROVENANCE, Reader
+
+_COMPARED_ROWS = 8
+"""Rows of a probed batch that are looked up in the file again, each by reading its row group."""
+
+Int64s = npt.NDArray[np.int64]
+State = dict[str, int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a check found.
+
+    Attributes
+    ----------
+    rows, parts, batches_per_rank
+        Of the data and the job.
+    repeated_rows, dropped_rows
+        Rows that padding gives again, or ``drop_last`` leaves out.
+    exactly_once
+        Every row came once, but for those, and they are fewer than ``world_size`` batches.
+    equal_steps
+        Every rank got as many batches as the plan says.
+    plan_order
+        Every row came at the place that the plan says.
+    resume_exact
+        Readers that went on from a saved state gave the remaining batches bit for bit.
+    values_match
+        Rows of the probed batches equal what pyarrow alone reads at their places.
+    resumes
+        The positions that were probed and resumed from, as (part, batches delivered before).
+    """
+
+    rows: int
+    parts: int
+    batches_per_rank: int
+    repeated_rows: int
+    dropped_rows: int
+    exactly_once: bool
+    equal_steps: bool
+    plan_order: bool
+    resume_exact: bool
+    values_match: bool
+    resumes: tuple[tuple[int, int], ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether everything does."""
+        whole = self.exactly_once and self.equal_steps and self.plan_order
+        return whole and self.resume_exact and self.values_match
+
+
+def check(
+    index: BlockIndex,
+    *,
+    world_size: int = 1,
+    num_workers: int = 1,
+    resumes: int = 3,
+    say: Callable[[str], None] = lambda text: None,
+    **options: Any,
+) -> Check:
+    """Read one epoch with all parts of a job, and the rest of it again from some saved states.
+
+    Parameters
+    ----------
+    index
+        The dataset.
+    world_size, num_workers
+        Ranks, and loader workers of each.
+    resumes
+        Number of random positions to resume from (the same ones for the same `seed`).
+    say
+        Called with what is being done.
+    options
+        Further options of :class:`Reader`, the same for every part.
+
+    Raises
+    ------
+    CorgiArrowError
+        The data cannot be read as asked. A promise that does not hold is not an error, but in the result.
+    """
+    if resumes < 0:
+        raise OptionError(f"resumes={resumes} must be at least 0")
+    ranks = [(worker, rank) for worker in range(num_workers) for rank in range(world_size)]
+    parts = [Part(rank, world_size, worker, num_workers) for worker, rank in ranks]
+
+    def reader(part: Part) -> Reader:
+        job = {"rank": part.rank, "world_size": world_size, "worker": part.worker, "num_workers": num_workers}
+        return Reader(index, **{**options, **job, "provenance": True})
+
+    # Bounds are the reader's to check, also of a job without parts.
+    plan = reader(parts[0] if parts else Part(0, world_size, 0, num_workers)).plan(0)
+    drop_last = bool(options.get("drop_last", False))
+    points = _resume_points(resumes, [plan.part_batches(p, drop_last) for p in parts], options.get("seed", 0))
+    tally = _Tally(index, plan)
+    delivered = np.zeros(world_size, dtype=np.int64)
+    resume_exact = True
+    for part in parts:
+        name = f"part {part.number + 1} of {len(parts)}"
+        say(f"reading {name}")
+        digests, states = _read_part(reader(part), part, points[part.number], tally)
+        delivered[part.rank] += len(digests)
+        for batches, state in states.items():
+            say(f"resuming {name} after {batches} of {len(digests)} batches")
+            again = reader(part)
+            again.load_state_dict(json.loads(json.dumps(state)))
+            resume_exact &= [_digest(batch) for batch in again] == digests[batches:]
+    steps = plan.num_steps(world_size, drop_last)
+    dropped = max(plan.num_rows - steps * world_size * plan.batch_size, 0)
+    few = max(tally.repeated_rows, dropped) < world_size * plan.batch_size
+    return Check(
+        rows=plan.num_rows,
+        parts=len(parts),
+        batches_per_rank=steps,
+        repeated_rows=tally.repeated_rows,
+        dropped_rows=dropped,
+        exactly_once=tally.all_but_last(dropped) and few,
+        equal_steps=bool((delivered == steps).all()),
+        plan_order=tally.plan_order,
+        resume_exact=resume_exact,
+        values_match=tally.values_match,
+        resumes=tuple((part, batches) for part, at in enumerate(points) for batches in sorted(at)),
+    )
+
+
+def _resume_points(resumes: int, batches: list[int], seed: int) -> list[set[int]]:
+    """Choose positions before a part's end: for each part the numbers of batches delivered before."""
+    rng = np.random.default_rng(seed)
+    points: list[set[int]] = [set() for _ in batches]
+    fitting = [part for part, count in enumerate(batches) if count]
+    for _ in range(resumes if fitting else 0):
+        part = int(rng.choice(fitting))
+        points[part].add(int(rng.integers(0, batches[part])))
+    return points
+
+
+def _read_part(
+    reader: Reader, part: Part, probes: set[int], tally: "_Tally"
+) -> tuple[list[bytes], dict[int, State]]:
+    """Read one part; return the digest of each batch, and the states at the probed positions."""
+    digests: list[bytes] = []
+    states = {0: reader.state_dict()} if 0 in probes else {}
+    for number, batch in enumerate(reader):
+        digests.append(_digest(batch))
+        tally.add(batch, part.number + number * part.num_parts, probed=number in probes)
+        if number + 1 in probes:
+            states[number + 1] = reader.state_dict()
+    return digests, states
+
+
+@dataclass
+class _Tally:
+    """What was seen so far."""
+
+    index: BlockIndex
+    plan: EpochPlan
+    repeated_rows: int = 0
+    plan_order: bool = True
+    values_match: bool = True
+    seen: npt.NDArray[np.uint32] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.seen = np.zeros(self.plan.num_rows, dtype=np.uint32)
+
+    @cached_property
+    def planned(self) -> Int64s:
+        """Ids of all rows in the plan's order, int64 [rows]."""
+        return self.plan.row_ids()
+
+    @cached_property
+    def _paths(self) -> pa.Array:
+        return pa.array([f.path for f in self.index.files])
+
+    @cached_property
+    def _file_first(self) -> Int64s:
+        return np.searchsorted(self.index.group_file, np.arange(len(self.index.files)))
+
+    @cached_property
+    def _group_first(self) -> Int64s:
+        return np.cumsum(self.index.group_rows) - self.index.group_rows
+
+    def add(self, batch: pa.RecordBatch, place: int, probed: bool) -> None:
+        """Count the rows of the epoch's batch number `place`; numbers past the last are padding."""
+        file_name, number, row = (batch.column(name) for name in PROVENANCE)
+        groups = self._file_first[pc.index_in(file_name, self._paths).to_numpy()] + number.to_numpy()
+        ids = self._group_first[groups] + row.to_numpy()
+        if place < self.plan.num_batches:
+            np.add.at(self.seen, ids, 1)
+        else:
+            self.repeated_rows += len(ids)
+            # Padding is the last batch of its stream again.
+            stream = place % self.plan.streams
+            place = stream + (self.plan.stream(stream).batches - 1) * self.plan.streams
+        size = self.plan.batch_size
+        self.plan_order &= bool(np.array_equal(ids, self.planned[place * size : (place + 1) * size]))
+        if probed:
+            self.values_match &= self._matches_file(batch, groups, row.to_numpy())
+
+    def all_but_last(self, dropped: int) -> bool:
+        """Whether each row was counted once, but for the last `dropped` ones of the plan, which were not."""
+        wanted = np.ones_like(self.seen)
+        wanted[self.planned[len(wanted) - dropped :]] = 0
+        return bool(np.array_equal(self.seen, wanted))
+
+    def _matches_file(self, batch: pa.RecordBatch, groups: Int64s, rows: Int64s) -> bool:
+        columns = batch.schema.names[: -len(PROVENANCE)]
+        here = batch.select(columns)
+        for place in np.unique(np.linspace(0, batch.num_rows - 1, _COMPARED_ROWS).astype(np.int64)):
+            table = read_plain(self.index, [int(groups[place])], columns).slice(rows[place], 1)
+            there = table.combine_chunks().to_batches()[0]
+            if _digest(here.slice(place, 1)) != _digest(there):
+                return False
+        return True
+
+
+def _digest(batch: pa.RecordBatch) -> bytes:
+    """Hash of the values of a batch, 16 bytes: wherever it was cut from, whatever lies under its nulls."""
+    rows = pa.array(np.arange(batch.num_rows, dtype=np.uint32))
+    columns = []
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        # A gathered copy has no offset, and zeros under nulls and past its end.
+        columns.append(column.take(rows))
+    copy = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+    return hashlib.blake2b(copy.serialize(), digest_size=16).digest()

@@ -1,0 +1,86 @@
+"""The options that commands share, named as the parameters of :class:`corgiarrow.Reader` are."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from corgiarrow.errors import OptionError
+from corgiarrow.index import BlockIndex
+from corgiarrow.strategies import BY_NAME
+
+STRATEGY_NAMES = ", ".join(BY_NAME)
+
+Src = Annotated[str, typer.Argument(metavar="SRC", help="Path, URL, glob or folder of Parquet.")]
+OptionalSrc = Annotated[
+    str | None,
+    typer.Argument(metavar="SRC", help="Path, URL, glob or folder; by default the embedded digits."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Columns = Annotated[str | None, typer.Option(metavar="A,B", help="Columns to read; by default all.")]
+StorageOptions = Annotated[
+    str | None, typer.Option(metavar="JSON", help="""Options of the file system, such as '{"anon": true}'.""")
+]
+BatchSize = Annotated[int, typer.Option(help="Rows of a batch.")]
+DropLast = Annotated[bool, typer.Option("--drop-last", help="Drop the rows past the last whole step.")]
+Shuffle = Annotated[str, typer.Option(metavar="NAME", help=f"Strategy: {STRATEGY_NAMES}.")]
+Memory = Annotated[
+    str | None,
+    typer.Option(metavar="BYTES", help="Memory of the whole job, such as '2 GiB'; by default 512 MiB."),
+]
+BufferBlocks = Annotated[int | None, typer.Option(help="Instead of --memory: blocks that all buffers merge.")]
+BufferFraction = Annotated[
+    float | None, typer.Option(help="Instead of --memory: part of all blocks that all buffers merge.")
+]
+BlockBytes = Annotated[
+    str | None, typer.Option(metavar="BYTES", help="Merge small row groups towards so much on disk; 4 MiB.")
+]
+Seed = Annotated[int, typer.Option(help="The order is a function of it.")]
+WorldSize = Annotated[int, typer.Option(help="Ranks of the job.")]
+NumWorkers = Annotated[int, typer.Option(help="Loader workers of each rank.")]
+Streams = Annotated[int | None, typer.Option(help="Logical readers; by default ranks × workers.")]
+Threads = Annotated[int | None, typer.Option(help="Threads that read; by default one a CPU, at most 8.")]
+
+_READER_OPTIONS = (
+    *("batch_size", "drop_last", "shuffle", "memory", "buffer_blocks", "buffer_fraction", "block_bytes"),
+    *("seed", "world_size", "num_workers", "streams", "threads", "columns"),
+)
+
+
+def reader_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick the Reader's options from a command's parameters; what is not given keeps the Reader's default."""
+    options = {name: given[name] for name in _READER_OPTIONS if given.get(name) is not None}
+    if "columns" in options:
+        options["columns"] = names(options["columns"])
+    for name in ("memory", "block_bytes"):
+        if name in options and options[name].isdecimal():
+            options[name] = int(options[name])
+    return options
+
+
+def names(text: str) -> list[str]:
+    """Split ``a,b``."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def open_index(src: str, storage_options: str | None) -> BlockIndex:
+    """Read the footers of `src`.
+
+    Raises
+    ------
+    OptionError
+        `storage_options` is not a JSON object.
+    CorgiArrowError
+        The data cannot be read.
+    """
+    try:
+        options = json.loads(storage_options or "{}")
+    except json.JSONDecodeError as error:
+        # The text itself may hold a secret.
+        raise OptionError(
+            f"--storage-options must be a JSON object: {error.msg} at character {error.pos}"
+        ) from None
+    if not isinstance(options, dict):
+        raise OptionError("""--storage-options must be a JSON object such as '{"anon": true}'""")
+    return BlockIndex.build(src, storage_options=options)
