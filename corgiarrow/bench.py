@@ -5,6 +5,7 @@ alike.
 """
 
 import contextlib
+import ctypes
 import os
 import statistics
 import time
@@ -32,9 +33,6 @@ _ACCESS_BYTES = (1, *(2**power for power in range(18, 29, 2)))
 """Sizes on disk of the random blocks to read; one row group at least."""
 _ACCESS_BLOCKS = 4
 """Fewer blocks than these are no random access."""
-
-_POOLS: list[pa.MemoryPool] = []
-"""Every counting pool, for the life of the process: memory that outlives a run is still freed through it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +174,8 @@ def bench(
         for name, speeds in runs.items():
             say(f"round {number + 1} of {repeat}: {name}")
             with _counting_pool() as pool:
-                if name == "scan":
-                    found = _scan(index, columns, threads)
-                else:
-                    found = _read(reader(name), name, consumer_s)
-                speeds.append(found(pool.max_memory()))
+                run = _scan(index, columns, threads) if name == "scan" else _read(reader(name), consumer_s)
+                speeds.append(run(pool.max_memory()))
     say("random access")
     access = tuple(_random_access(index, columns, seed))
     scan = _median(runs.pop("scan"), None, None)
@@ -194,7 +189,9 @@ def _counting_pool() -> Iterator[pa.MemoryPool]:
     """Make Arrow allocate from a fresh pool that counts; the one before comes back at the end."""
     base = pa.default_memory_pool()
     pool = pa.proxy_memory_pool(base)
-    _POOLS.append(pool)
+    # Arrow memory that outlives the run, in a traceback say, is freed through its pool, so no pool may ever go: not
+    # even when modules are torn down at exit.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
     pa.set_memory_pool(pool)
     try:
         yield pool
@@ -202,7 +199,7 @@ def _counting_pool() -> Iterator[pa.MemoryPool]:
         pa.set_memory_pool(base)
 
 
-def _read(reader: Reader, strategy: str, consumer_s: float) -> Callable[[int], Speed]:
+def _read(reader: Reader, consumer_s: float) -> Callable[[int], Speed]:
     first_s = 0.0
     began = time.perf_counter()
     with reader:
@@ -212,7 +209,7 @@ def _read(reader: Reader, strategy: str, consumer_s: float) -> Callable[[int], S
             if consumer_s:
                 time.sleep(consumer_s)
     taken_s = time.perf_counter() - began
-    stats = reader.stats
+    strategy, stats = reader.plan().strategy.name, reader.stats
     return lambda peak: Speed(
         strategy, stats.rows / taken_s, stats.memory_bytes / taken_s, first_s, stats.wait_s / taken_s, peak
     )

@@ -92,9 +92,12 @@ def resolve(request: Request, block_bytes: Int64s, largest_column: float, strate
         room = int(needed[fits - 1] + 2 * block_bytes.max())
     asked = strategy.buffer_blocks(len(block_bytes), max(fits, 1))
     if fits < asked:
+        remedy = f"memory='{-(-int(needed[asked - 1]) * streams // 2**20)} MiB'"
+        if request.buffer_blocks or request.buffer_fraction:
+            remedy = f"buffer_blocks={asked * (1 if strategy.merges_all else streams)}"
         raise BudgetError(
             f"{option} over {streams} streams holds {fits} blocks a stream, but shuffle={strategy.name!r} "
-            f"needs {asked}: give memory='{-(-int(needed[asked - 1]) * streams // 2**20)} MiB' or more"
+            f"needs {asked}: give {remedy} or more"
             + (", or fewer streams" if streams > 1 else "")
             + (", or rewrite the data in smaller row groups" if asked == 1 else "")
         )

@@ -237,12 +237,30 @@ class _Tally:
 
 def _digest(batch: pa.RecordBatch) -> bytes:
     """Hash of the values of a batch, 16 bytes: wherever it was cut from, whatever lies under its nulls."""
-    rows = pa.array(np.arange(batch.num_rows, dtype=np.uint32))
-    columns = []
+    digest = hashlib.blake2b(digest_size=16)
     for column in batch.columns:
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        # A gathered copy has no offset, and zeros under nulls and past its end.
-        columns.append(column.take(rows))
-    copy = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-    return hashlib.blake2b(copy.serialize(), digest_size=16).digest()
+        _add(digest, column)
+    return digest.digest()
+
+
+def _add(digest: "hashlib.blake2b", column: pa.Array) -> None:
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    if isinstance(column, pa.DictionaryArray):
+        column = column.dictionary_decode()
+    digest.update(len(column).to_bytes(8, "little") + column.null_count.to_bytes(8, "little"))
+    if column.null_count:
+        digest.update(column.is_valid().to_numpy(zero_copy_only=False).tobytes())
+        column = column.drop_null()
+    if isinstance(column, pa.StructArray):
+        for part in column.flatten():
+            _add(digest, part)
+    elif isinstance(column, pa.FixedSizeListArray):
+        _add(digest, column.flatten())
+    elif isinstance(column, pa.ListArray | pa.LargeListArray | pa.MapArray):
+        _add(digest, pc.pairwise_diff(column.offsets)[1:])
+        _add(digest, column.flatten())
+    else:
+        # A gathered copy has no offset, and no other rows' bits past its end.
+        values = column.take(pa.array(np.arange(len(column))))
+        digest.update(pa.RecordBatch.from_arrays([values], names=["values"]).serialize())

@@ -112,6 +112,7 @@ class StreamInput:
 @dataclass(slots=True)
 class _Segment:
     rows: pa.RecordBatch
+    num_rows: int
     nbytes: int
     ends_step: bool
 
@@ -126,6 +127,10 @@ class _StepState:
     failed: CorgiArrowError | None = None
     columns: deque[list[int]] | None = None
     gathering: int = 0
+    joined: dict[int, pa.Array] | None = None
+    """Columns whose first segment is out already, because the consumer was waiting for it; None for all at once."""
+    hurried: bool = False
+    """Whether the first segment is being gathered alone."""
     indices: list[Chunks | None] = field(default_factory=list)
     """For each gather the rows to take, one array for each segment to make; None where all rows pass."""
     out: dict[int, list[pa.Array]] = field(default_factory=dict)
@@ -266,20 +271,22 @@ class Pipeline:
         """
         if self._pid != os.getpid():
             raise RuntimeError("this pass began in another process: iterate over the reader in the process that reads")
-        at = self._streams[stream] if self._streams else None
-        if at is None:
+        if not self._streams:
             raise RuntimeError("this pass has ended: iterate over the reader again")
-        self._release(at)
+        at = self._streams[stream]
+        if at.retired:
+            self._release(at)
         parts = []
         while rows:
             if at.current is None:
                 at.current, at.offset = self._next_segment(at), 0
-            part = at.current.rows.slice(at.offset, rows)
-            parts.append(part)
-            rows -= part.num_rows
-            at.offset += part.num_rows
-            if at.offset == at.current.rows.num_rows:
-                self._retire(at, at.current)
+            segment, offset = at.current, at.offset
+            count = min(rows, segment.num_rows - offset)
+            parts.append(segment.rows.slice(offset, count))
+            rows -= count
+            at.offset = offset + count
+            if at.offset == segment.num_rows:
+                self._retire(at, segment)
                 at.current = None
         return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
@@ -305,11 +312,10 @@ class Pipeline:
                 self._tasks_changed.notify_all()
 
     def _release(self, at: _Stream) -> None:
-        if at.retired:
-            with self._lock:
-                at.used -= at.retired
-                at.retired = 0
-                self._tasks_changed.notify_all()
+        with self._lock:
+            at.used -= at.retired
+            at.retired = 0
+            self._tasks_changed.notify_all()
 
     def _run(self) -> None:
         try:
@@ -346,16 +352,17 @@ class Pipeline:
         state = stream.queue[0]
         sources = {p for g in state.step.gathers if g.index is not None for p in g.sources}
         if state.columns is None:
-            width = len(self._schema)
-            tasks = sum(stream.pool_bytes[p] for p in sources) // _TASK_BYTES
-            cut = np.array_split(np.arange(width), min(max(tasks, 1), _GATHER_TASKS, width))
-            state.columns = deque([int(c) for c in part] for part in cut)
-            state.made = {g.piece: [[]] * width for g in state.step.gathers if g.piece is not None}
+            state.made = {g.piece: [[]] * len(self._schema) for g in state.step.gathers if g.piece is not None}
             state.indices = [self._index_slices(stream, gather) for gather in state.step.gathers]
+            state.columns = self._column_tasks(stream, sources)
+            starved = not stream.segments and stream.current is None
+            if starved and len(state.step.gathers) == 1 and len(state.indices[0] or ()) > 1:
+                state.hurried, state.joined = True, {}
         if not state.columns:
             return None
         beside = max(
-            (sum(chunk.nbytes for p in sources for chunk in stream.pool[p][c]) for c in state.columns[0]), default=0
+            sum(chunk.nbytes for p in sources for chunk in stream.pool[p][c]) or _nbytes((state.joined or {}).get(c))
+            for c in state.columns[0]
         )
         if state.gathering and stream.used + beside > self._stream_bytes:
             return None
@@ -363,6 +370,12 @@ class Pipeline:
         state.gathering += 1
         stream.used += beside
         return lambda: self._gather(stream, state, columns, beside)
+
+    def _column_tasks(self, stream: _Stream, sources: Iterable[int]) -> deque[list[int]]:
+        width = len(self._schema)
+        tasks = sum(stream.pool_bytes[p] for p in sources) // _TASK_BYTES
+        cut = np.array_split(np.arange(width), min(max(tasks, 1), _GATHER_TASKS, width))
+        return deque([int(c) for c in part] for part in cut)
 
     def _prepare_task(self, stream: _Stream) -> Callable[[], None] | None:
         ahead = 2
@@ -471,12 +484,20 @@ class Pipeline:
             stream.used -= beside
             state.gathering -= 1
             if not state.columns and not state.gathering:
-                self._finish(stream, state)
+                if state.hurried:
+                    self._emit(stream, state, ends_step=False)
+                    state.hurried = False
+                    state.columns = self._column_tasks(stream, state.step.load)
+                else:
+                    self._finish(stream, state)
             self._note_peak()
             self._tasks_changed.notify_all()
 
     def _gather_column(self, stream: _Stream, state: _StepState, gathers: "list[_Indexed]", column: int) -> None:
         """Gather one column for gathers that share their sources, which are let go as soon as they are joined."""
+        if state.joined is not None:
+            self._gather_hurried(stream, state, gathers[0], column)
+            return
         sources = gathers[0][0].sources
         chunks = [chunk for piece in sources for chunk in stream.pool[piece][column]]
         for piece in sources:
@@ -489,6 +510,21 @@ class Pipeline:
                 state.out[column] = made
             else:
                 state.made[gather.piece][column] = made
+
+    def _gather_hurried(self, stream: _Stream, state: _StepState, indexed: _Indexed, column: int) -> None:
+        """Gather the first segment alone, at the second call the rest: a waiting consumer goes on sooner."""
+        gather, index = indexed
+        assert index is not None
+        assert state.joined is not None
+        if state.hurried:
+            chunks = [chunk for piece in gather.sources for chunk in stream.pool[piece][column]]
+            for piece in gather.sources:
+                stream.pool[piece][column] = []
+            state.joined[column] = _join(chunks, self._schema.field(column).type)
+            state.out[column] = [_ARRAY_TAKE.call([state.joined[column], index[0]], _TAKE)]
+        else:
+            joined = state.joined.pop(column)
+            state.out[column] = [_ARRAY_TAKE.call([joined, part], _TAKE) for part in index[1:]]
 
     def _index_slices(self, stream: _Stream, gather: Gather) -> Chunks | None:
         """Cut a gather's index where segments end: on the batch grid, in about eight parts."""
@@ -511,15 +547,21 @@ class Pipeline:
             stream.pool[number] = piece_columns
             stream.pool_bytes[number] = nbytes
             stream.used += nbytes
-        rows = self._segments(state, stream)
-        for number, batch in enumerate(rows, start=1):
-            stream.segments.append(_Segment(batch, batch.nbytes, number == len(rows)))
-            stream.used += batch.nbytes
-            stream.position += batch.num_rows
-        if not rows:
+        if not self._emit(stream, state, ends_step=True):
             stream.alive -= 1
         stream.queue.popleft()
+
+    def _emit(self, stream: _Stream, state: _StepState, ends_step: bool) -> bool:
+        """Hand over the segments that were gathered; return whether there are any."""
+        batches = self._segments(state, stream)
+        for number, batch in enumerate(batches, start=1):
+            nbytes = batch.nbytes
+            stream.segments.append(_Segment(batch, batch.num_rows, nbytes, ends_step and number == len(batches)))
+            stream.used += nbytes
+            stream.position += batch.num_rows
+        state.out = {}
         self._rows_ready.notify_all()
+        return bool(batches)
 
     def _segments(self, state: _StepState, stream: _Stream) -> list[pa.RecordBatch]:
         if not state.out:
@@ -538,6 +580,10 @@ def _by_sources(gathers: Iterable[_Indexed]) -> list[list[_Indexed]]:
     for indexed in gathers:
         groups.setdefault(indexed[0].sources, []).append(indexed)
     return list(groups.values())
+
+
+def _nbytes(array: pa.Array | None) -> int:
+    return 0 if array is None else int(array.nbytes)
 
 
 def _join(chunks: Chunks, kind: pa.DataType) -> pa.Array:

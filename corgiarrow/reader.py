@@ -3,7 +3,7 @@
 import hashlib
 import os
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,6 +26,17 @@ Data = str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | BlockIndex | 
 
 PROVENANCE = ("_file", "_row_group", "_row")
 """Columns that ``provenance=True`` adds."""
+
+
+_OTHER = "make the reader with what the state has, or begin anew"
+_MISMATCHES = {
+    "order_version": "another version of corgiarrow made it, with another order",
+    "data": "the fingerprints of files, row groups and schema differ, so it belongs to other data",
+    "blocks": "row groups are merged into other blocks, as with another block_bytes or other columns",
+    "columns": "the names of the columns read, or their order, differ",
+    "buffer_blocks": "another budget or number of streams merges other buffers; give buffer_blocks to fix it",
+}
+"""What to say of a difference whose values tell a person little."""
 
 
 class Reader:
@@ -289,7 +300,8 @@ class Reader:
             identity = self._identity()
         for name, value in identity.items():
             if state[name] != value:
-                raise StateMismatchError(f"the state has {name}={state[name]!r}, this reader {name}={value!r}")
+                why = _MISMATCHES.get(name, _OTHER)
+                raise StateMismatchError(f"the state has {name}={state[name]!r}, this reader {name}={value!r}: {why}")
         batches = int(state["batches"])
         if batches % parts:
             nearest = min(
@@ -362,23 +374,27 @@ class Reader:
             ) as pipeline,
         ):
             for number in range(begin, total):
-                place, stream = number % len(mine), streams[number % len(mine)]
-                batch_number = number // len(mine)
+                batch_number, place = divmod(number, len(mine))
+                rows = self._batch_size
+                last = batch_number >= streams[place].batches - 1
+                if last:
+                    rows = streams[place].batch_rows(batch_number)
                 if place in again:
                     batch = again[place]
                 else:
-                    batch = pipeline.next_batch(place, stream.batch_rows(batch_number))
+                    batch = pipeline.next_batch(place, rows)
                     if self._provenance:
                         batch = self._located(batch)
-                    if batch_number >= stream.batches - 1:
+                    if last:
                         again[place] = batch  # What padding repeats.
-                self._stats.rows += batch.num_rows
+                self._stats.rows += rows
                 self._stats.batches += 1
                 if number + 1 == total:
                     self._epoch, self._delivered = plan.epoch + 1, 0
                 else:
                     self._delivered = number + 1
-                advance()
+                if advance is not None:
+                    advance()
                 yield batch
 
     def _located(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -416,11 +432,12 @@ class _progress_bar:  # noqa: N801 - reads as a word in `with _progress_bar(…)
             self._bar = Progress(console=Console(stderr=True))
             self._task = self._bar.add_task(f"epoch {epoch}", completed=begin, total=total)
 
-    def __enter__(self) -> "Any":
+    def __enter__(self) -> Callable[[], None] | None:
         if self._bar is None:
-            return lambda: None
-        self._bar.start()
-        return lambda: self._bar.advance(self._task)
+            return None
+        bar, task = self._bar, self._task
+        bar.start()
+        return lambda: bar.advance(task)
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:

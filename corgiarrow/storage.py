@@ -198,7 +198,9 @@ def find_files(
     root = roots[0] if len(roots) == 1 else posixpath.commonpath(roots)
     prefix = f"{root}/" if root and not root.endswith("/") else root
     files = [_file_info(name.removeprefix(prefix), info) for name, info in sorted(infos.items())]
-    return Storage(urls[0], root, options, filesystem), files
+    # Of a given file system the URL says at least its protocol, for an index that is saved and loaded without it.
+    url = urls[0] if filesystem is None else str(filesystem.unstrip_protocol(root))
+    return Storage(url, root, options, filesystem), files
 
 
 def write_atomic(path: str | os.PathLike[str], write: Callable[[Path], None]) -> None:

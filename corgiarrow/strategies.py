@@ -128,7 +128,11 @@ class BlockOnly(_BlockAtATime):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorgiPile(Strategy):
-    """The paper's CorgiPile (Algorithm 1): sample n blocks without replacement, merge them, permute their rows."""
+    """The paper's CorgiPile (Algorithm 1): sample n blocks without replacement, merge them, permute their rows.
+
+    Where n does not divide the number of blocks, the epoch's first buffer is the smaller one: the first batch comes
+    sooner, and no epoch ends on thinly mixed rows, just before the model is judged.
+    """
 
     name: ClassVar[str] = "corgipile"
 
@@ -136,13 +140,20 @@ class CorgiPile(Strategy):
         return min(asked, num_blocks)
 
     def emitted(self, rows: Int64s, buffer_blocks: int) -> Int64s:
-        return np.add.reduceat(rows, np.arange(0, len(rows), buffer_blocks)) if len(rows) else rows
+        return np.add.reduceat(rows, self._starts(len(rows), buffer_blocks)) if len(rows) else rows
 
     def steps(self, rows: Int64s, buffer_blocks: int, bits: StepBits, first: int = 0) -> Iterator[Step]:
-        for step in range(first, -(-len(rows) // buffer_blocks)):
-            load = tuple(range(step * buffer_blocks, min((step + 1) * buffer_blocks, len(rows))))
+        starts = [*self._starts(len(rows), buffer_blocks).tolist(), len(rows)]
+        for step in range(first, len(starts) - 1):
+            load = tuple(range(starts[step], starts[step + 1]))
             total = int(rows[load[0] : load[-1] + 1].sum())
             yield Step(load, (Gather(load, as_index(permutation(total, bits(step)))),))
+
+
+    @staticmethod
+    def _starts(spans: int, buffer_blocks: int) -> Int64s:
+        """First span of each step, int64 [steps]."""
+        return np.maximum(np.arange(-(-spans % buffer_blocks), spans, buffer_blocks), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

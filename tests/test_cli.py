@@ -66,6 +66,12 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "blob": pa.array([bytes([i, 255]) for i in range(60)]),
                 "when": pa.array([datetime(2026, 1, 1, 0, i, tzinfo=UTC) for i in range(60)]),
                 "text": ["[red]" + "long " * 20] * 60,
+                "tags": pa.array(
+                    [None if i % 4 == 0 else [i] * (i % 3) for i in range(60)], pa.list_(pa.int8())
+                ),
+                "pairs": pa.array([[("a", i)] for i in range(60)], pa.map_(pa.string(), pa.int16())),
+                "point": pa.array([None if i == 7 else {"u": i, "v": None} for i in range(60)]),
+                "kind": pa.array([f"kind {i % 5}" for i in range(60)]).dictionary_encode(),
                 "class": pa.array(label[rows]),
             }
         )
@@ -434,11 +440,21 @@ def test_bench_refuses(bad: list[object]) -> None:
     assert result.stderr.startswith("error: ")
 
 
-def test_counting_pools_let_the_process_end() -> None:
-    command = [sys.executable, "-W", "error", "-m", "corgiarrow", "bench", DIGITS, "--repeat", "2", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_counting_pools_let_the_process_end(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-m", "corgiarrow", "bench", "--repeat", "2", "--json"]
+    done = subprocess.run([*command, DIGITS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["results"]
+    # Also when a run is cut off by a fault, whose traceback holds what was read.
+    with_fault = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": np.arange(1000)}), with_fault, row_group_size=10, compression="none")
+    middle = pq.read_metadata(with_fault).row_group(60).column(0).data_page_offset
+    content = bytearray(with_fault.read_bytes())
+    content[middle : middle + 20] = b"\xff" * 20
+    with_fault.write_bytes(content)
+    done = subprocess.run([*command, str(with_fault)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "row group 60" in done.stderr
 
 
 # errors and Ctrl-C

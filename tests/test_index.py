@@ -94,6 +94,16 @@ def test_a_saved_index_is_checked_on_use(tmp_path: Path) -> None:
         list(ca.Reader(ca.BlockIndex.load(tmp_path / "index")))
 
 
+def test_an_index_of_a_given_file_system_is_found_again(ragged: Path, tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(str(ragged), "/given", recursive=True)
+    try:
+        ca.BlockIndex.build("/given", filesystem=memory).save(tmp_path / "index")
+        assert sum(b.num_rows for b in ca.Reader(ca.BlockIndex.load(tmp_path / "index"))) == RAGGED_ROWS
+    finally:
+        memory.rm("/given", recursive=True)
+
+
 def test_not_an_index(tmp_path: Path) -> None:
     with pytest.raises(ca.IndexFormatError, match="no such file"):
         ca.BlockIndex.load(tmp_path / "none")

@@ -89,7 +89,7 @@ def test_order_is_pinned() -> None:
         for epoch in (0, 1):
             ids = ca.EpochPlan(rows, strategy, 3, 42, epoch, 2, 8).row_ids()
             digest.update(name.encode() + ids.astype("<i8").tobytes())
-    assert (ca.reader.ORDER_VERSION, digest.hexdigest()[:16]) == (1, "acec54003ffb2674")
+    assert (ca.reader.ORDER_VERSION, digest.hexdigest()[:16]) == (1, "aaa8d378eb893767")
 
 
 @given(BLOCKS, NAMES, SEEDS, st.integers(0, 3), st.integers(1, 6), st.integers(1, 5), st.integers(1, 12))
@@ -111,13 +111,18 @@ def test_every_row_once(
 
 @given(BLOCKS, SEEDS, st.integers(1, 6))
 def test_corgipile_agrees_with_the_papers_description(blocks: list[int], seed: int, n: int) -> None:
-    """Sample n blocks without replacement, merge them, shuffle the rows: each buffer holds just its blocks' rows."""
+    """Sample n blocks without replacement, merge them, shuffle the rows: each buffer holds just its blocks' rows.
+
+    Of an uneven number of blocks the first buffer gets what is left over.
+    """
     plan = ca.EpochPlan(np.array(blocks), ca.CorgiPile(), n, seed, 0, 1, 8)
     order = permutation(len(blocks), block_bits(seed, 0)).astype(int)
     first = np.cumsum(blocks) - blocks
     out = plan.row_ids().tolist()
-    for begin in range(0, len(blocks), n):
-        rows = [r for b in order[begin : begin + n] for r in range(first[b], first[b] + blocks[b])]
+    begins = [b for b in range(len(blocks)) if (len(blocks) - b) % n == 0]
+    begins = begins if begins[:1] == [0] else [0, *begins]
+    for begin, end in zip(begins, [*begins[1:], len(blocks)], strict=True):
+        rows = [r for b in order[begin:end] for r in range(first[b], first[b] + blocks[b])]
         buffer, out = out[: len(rows)], out[len(rows) :]
         assert sorted(buffer) == sorted(rows)
     assert not out

@@ -60,7 +60,7 @@ def demo(
     json: opt.Json = False,
 ) -> None:
     """Train a linear model on data in several orders, and show what the order does to it."""
-    index = open_index(src or str(example_path()), storage_options)
+    index = open_index(src or [str(example_path())], storage_options)
     found = demo_module.demo(index, label=label, epochs=epochs, say=say, **reader_options(ctx.params))
     if json:
         results = [asdict(r) | {"mean_accuracy": r.mean_accuracy} for r in found.results]

@@ -1,7 +1,7 @@
 """The options that commands share, named as the parameters of :class:`corgiarrow.Reader` are."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -12,10 +12,10 @@ from corgiarrow.strategies import BY_NAME
 
 STRATEGY_NAMES = ", ".join(BY_NAME)
 
-Src = Annotated[str, typer.Argument(metavar="SRC", help="Path, URL, glob or folder of Parquet.")]
+Src = Annotated[list[str], typer.Argument(metavar="SRC...", help="Paths, URLs, globs or folders of Parquet.")]
 OptionalSrc = Annotated[
-    str | None,
-    typer.Argument(metavar="SRC", help="Path, URL, glob or folder; by default the embedded digits."),
+    list[str] | None,
+    typer.Argument(metavar="[SRC...]", help="Paths, URLs, globs or folders; by default the embedded digits."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Columns = Annotated[str | None, typer.Option(metavar="A,B", help="Columns to read; by default all.")]
@@ -64,7 +64,7 @@ def names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def open_index(src: str, storage_options: str | None) -> BlockIndex:
+def open_index(src: Sequence[str], storage_options: str | None) -> BlockIndex:
     """Read the footers of `src`.
 
     Raises
