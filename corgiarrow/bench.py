@@ -29,7 +29,7 @@ _ACCESS_S = 1.0
 """Seconds for each way of random access, about: one read more may begin at the end."""
 _ACCESS_ROWS = 64
 """Single rows to fetch, at most."""
-_ACCESS_BYTES = (1, *(2**power for power in range(18, 29, 2)))
+_ACCESS_BYTES = (1, *(2**power for power in range(12, 29, 2)))
 """Sizes on disk of the random blocks to read; one row group at least."""
 _ACCESS_BLOCKS = 4
 """Fewer blocks than these are no random access."""

@@ -248,6 +248,10 @@ def _add(digest: "hashlib.blake2b", column: pa.Array) -> None:
         column = column.storage
     if isinstance(column, pa.DictionaryArray):
         column = column.dictionary_decode()
+    if isinstance(column, pa.MapArray):
+        # Nothing flattens a map as such.
+        pair = pa.struct([column.type.key_field.with_name("key"), column.type.item_field.with_name("value")])
+        column = column.cast(pa.list_(pair))
     digest.update(len(column).to_bytes(8, "little") + column.null_count.to_bytes(8, "little"))
     if column.null_count:
         digest.update(column.is_valid().to_numpy(zero_copy_only=False).tobytes())
@@ -257,7 +261,7 @@ def _add(digest: "hashlib.blake2b", column: pa.Array) -> None:
             _add(digest, part)
     elif isinstance(column, pa.FixedSizeListArray):
         _add(digest, column.flatten())
-    elif isinstance(column, pa.ListArray | pa.LargeListArray | pa.MapArray):
+    elif isinstance(column, pa.ListArray | pa.LargeListArray):
         _add(digest, pc.pairwise_diff(column.offsets)[1:])
         _add(digest, column.flatten())
     else:

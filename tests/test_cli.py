@@ -20,10 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import RAGGED_ROWS
+from conftest import RAGGED_ROWS, write_rows
 from typer.testing import CliRunner, Result
 
 import corgiarrow as ca
+from corgiarrow.bench import bench
 from corgiarrow.cli import options as cli_options
 from corgiarrow.cli.commands import app
 from corgiarrow.demo import _held_out, demo
@@ -87,6 +88,19 @@ def test_the_package_runs_as_a_module_and_names_its_commands() -> None:
         assert command in done.stdout
     assert run().exit_code == 2
     assert run("demo", "--help").exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["demo", "inspect", "head", "plan", "check", "bench"])
+def test_several_paths_are_one_dataset(command: str, tmp_path: Path) -> None:
+    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    next_id = write_rows(paths[0], [20] * 5)
+    write_rows(paths[1], [30] * 2, next_id)
+    extra = {"demo": ["--epochs", 1], "head": ["--rows", 500], "bench": ["--repeat", 1]}.get(command, [])
+    rows = run_json(command, *paths, *extra).get("rows")
+    assert (len(rows) if command == "head" else rows) == 160
+    twice = run(command, paths[0], paths[0])
+    assert twice.exit_code == 2
+    assert "given twice" in twice.stderr
 
 
 def test_options_are_named_and_set_as_the_readers_parameters() -> None:
@@ -413,8 +427,21 @@ def test_bench_measures_all_in_one_pool_each() -> None:
     assert found["scan"]["rows_per_s"] > 0
     row, *blocks = found["random_access"]
     assert row["kind"] == "row"
-    assert blocks
-    assert all(b["kind"] == "block" and b["rows_per_s"] > row["rows_per_s"] for b in blocks)
+    assert len(blocks) > 1
+    assert (row["reads"], row["block_rows"]) == (64, pytest.approx(18, abs=1))
+    assert all(b["kind"] == "block" and b["rows_per_s"] > 0 for b in blocks)
+    assert sorted({b["block_rows"] for b in blocks}) == [b["block_rows"] for b in blocks]
+
+
+def test_bench_table_has_room_for_large_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = bench(ca.BlockIndex.build(DIGITS), strategies=["corgipile"], repeat=1)
+    figures = {"rows_per_s": 1.23e6, "bytes_per_s": 98765e6, "first_batch_s": 123.456, "peak_arrow_bytes": 1023 * 2**20}
+    large = replace(found.results[0], **figures, wait_share=1.0, vs_scan=1.0, vs_none=1.0)
+    monkeypatch.setattr("corgiarrow.bench.bench", lambda *_, **__: replace(found, results=(large,)))
+    lines = run("bench", DIGITS).stdout.splitlines()
+    assert max(len(line) for line in lines) <= 80
+    for figure in ("corgipile", "1.23 M", "98,765", "123.456", "1023.0 MiB"):
+        assert any(f" {figure} │" in line for line in lines), figure
 
 
 def test_bench_without_none_has_no_ratio_to_it() -> None:

@@ -308,13 +308,13 @@ def bench(
         print_json(asdict(found))
         return
     print_table(
-        f"{found.rows:,} rows, {found.threads} threads, medians of {found.rounds} rounds",
-        ["order", "rows/s", "MB/s", "first s", "waiting", "peak", "÷ scan", "÷ none"],
+        f"{found.rows:,} rows, {found.threads} threads, median of {found.rounds} round{'s' * (found.rounds > 1)}",
+        ["order", "rows/s", "MB/s", "first s", "wait", "peak", "÷ scan", "÷ none"],
         (
             [
-                "plain scan" if r is found.scan else r.strategy,
+                r.strategy,
                 show_count(r.rows_per_s),
-                f"{r.bytes_per_s / 1e6:,.1f}",
+                f"{r.bytes_per_s / 1e6:,.{int(r.bytes_per_s < 1e8)}f}",
                 f"{r.first_batch_s:.3f}",
                 "" if r is found.scan else f"{r.wait_share:.0%}",
                 show_bytes(r.peak_arrow_bytes),

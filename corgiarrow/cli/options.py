@@ -12,10 +12,10 @@ from corgiarrow.strategies import BY_NAME
 
 STRATEGY_NAMES = ", ".join(BY_NAME)
 
-Src = Annotated[list[str], typer.Argument(metavar="SRC...", help="Paths, URLs, globs or folders of Parquet.")]
+Src = Annotated[list[str], typer.Argument(metavar="SRC", help="Paths, URLs, globs or folders of Parquet.")]
 OptionalSrc = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[SRC...]", help="Paths, URLs, globs or folders; by default the embedded digits."),
+    typer.Argument(metavar="SRC", help="Paths, URLs, globs or folders; by default the embedded digits."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Columns = Annotated[str | None, typer.Option(metavar="A,B", help="Columns to read; by default all.")]
