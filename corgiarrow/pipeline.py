@@ -128,7 +128,7 @@ class _StepState:
     columns: deque[list[int]] | None = None
     gathering: int = 0
     joined: dict[int, pa.Array] | None = None
-    """Columns whose first segment is out already, because the consumer was waiting for it; None for all at once."""
+    """Columns whose first segment is out already, because the consumer waits for it; None for all at once."""
     hurried: bool = False
     """Whether the first segment is being gathered alone."""
     indices: list[Chunks | None] = field(default_factory=list)
@@ -355,8 +355,8 @@ class Pipeline:
             state.made = {g.piece: [[]] * len(self._schema) for g in state.step.gathers if g.piece is not None}
             state.indices = [self._index_slices(stream, gather) for gather in state.step.gathers]
             state.columns = self._column_tasks(stream, sources)
-            starved = not stream.segments and stream.current is None
-            if starved and len(state.step.gathers) == 1 and len(state.indices[0] or ()) > 1:
+            # Only the first buffer of a pass: later ones are made ahead, where two rounds over the columns would cost.
+            if stream.position == 0 and len(state.step.gathers) == 1 and len(state.indices[0] or ()) > 1:
                 state.hurried, state.joined = True, {}
         if not state.columns:
             return None
