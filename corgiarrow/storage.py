@@ -188,8 +188,14 @@ def find_files(
             fs = opened
         else:
             path = str(filesystem._strip_protocol(url))
-        with _translated(url):
-            root, found = _expand(fs, path, url)
+        try:
+            with _translated(url):
+                root, found = _expand(fs, path, url)
+        except TypeError as error:
+            if not options:
+                raise
+            # Some file systems meet an option that they do not know only when they connect.
+            raise OptionError(f"{redact(url)}: storage_options {sorted(options)} do not fit: {error}") from None
         roots.append(root)
         for name, info in found.items():
             if name in infos:

@@ -189,6 +189,11 @@ def test_wrong_credentials(server: Server, bucket: tuple[str, Path]) -> None:
     assert "HUSHSECRET" not in str(caught.value)
 
 
+def test_an_option_that_the_file_system_does_not_know(server: Server) -> None:
+    with pytest.raises(ca.OptionError, match=r"storage_options \[.*'bogus'.*\] do not fit: .*bogus"):
+        ca.Reader("s3://corgi/train", storage_options={**server.options, "bogus": 1})
+
+
 def test_no_server() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
