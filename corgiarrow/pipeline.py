@@ -220,7 +220,6 @@ class Pipeline:
         self._threads = [
             threading.Thread(target=self._run, name=f"corgiarrow-{n}", daemon=True) for n in range(threads)
         ]
-        self._num_threads = threads
 
     def __enter__(self) -> Self:
         _LIVE.add(self)
@@ -380,7 +379,7 @@ class Pipeline:
     def _prepare_task(self, stream: _Stream) -> Callable[[], None] | None:
         ahead = 2
         if stream.queue:
-            ahead += (2 * self._num_threads + 2) // max(len(stream.queue[-1].step.load), 1)
+            ahead += (2 * len(self._threads) + 2) // max(len(stream.queue[-1].step.load), 1)
         if stream.preparing or stream.exhausted or stream.alive >= ahead:
             return None
         if stream.queue and stream.queue[-1].failed:

@@ -4,8 +4,9 @@ import io
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -148,12 +149,7 @@ class ParquetSession:
         columns: list[pa.ChunkedArray] = []
         with (
             self._open(file, footer, row_groups) as origin,
-            pq.ParquetFile(
-                origin if isinstance(origin, io.IOBase) else storage.full(path),
-                metadata=footer,
-                pre_buffer=False,
-                buffer_size=0,
-            ) as reader,
+            pq.ParquetFile(origin, metadata=footer, pre_buffer=False, buffer_size=0) as reader,
         ):
             for first in range(0, len(names), at_once):
                 if self._closed:
@@ -174,13 +170,14 @@ class ParquetSession:
         with self._lock:
             self._checked.add(file)
 
-    def _open(self, file: int, footer: pq.FileMetaData, row_groups: list[int]) -> "FetchedRanges | _Native":
+    def _open(self, file: int, footer: pq.FileMetaData, row_groups: list[int]) -> AbstractContextManager[Any]:
+        """Open the fetched column chunks of a remote file; of a local one give the path, which Arrow opens itself."""
         chunks = self._chunk_ranges(footer, row_groups)
         storage = self._index.storage
         if storage.is_local:
             with self._lock:
                 self.fetched_bytes += sum(stop - start for start, stop in chunks)
-            return _Native()
+            return nullcontext(storage.full(self._index.files[file].path))
         ranges = coalesce(chunks, _HOLE_BYTES)
         began = time.perf_counter()
         found = storage.fetch(self._index.files[file].path, ranges)
@@ -248,16 +245,6 @@ class FetchedRanges(io.RawIOBase):
 
 def _group_bytes(nbytes: int) -> int:
     return min(max(nbytes // _GROUPS, _GROUP_BYTES[0]), _GROUP_BYTES[1])
-
-
-class _Native:
-    """Local files are opened by Arrow itself."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def coalesce(ranges: Sequence[tuple[int, int]], hole: int) -> list[tuple[int, int]]:
