@@ -281,7 +281,7 @@ def _timed(
             break
     taken_s = time.perf_counter() - began
     read = np.concatenate(picks[:reads])
-    share = sum(index.disk_share[c] for c in columns)
+    share = sum(map(index.share_of, index.columns(columns)))
     return Access(
         kind,
         float(index.group_rows[read].sum() / reads),

@@ -1,6 +1,7 @@
-"""How many blocks a buffer merges: from a budget of bytes, blocks or a fraction of the dataset."""
+"""How many blocks a buffer merges, and which are read in pieces: from a budget of bytes, blocks or a fraction."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,6 +13,18 @@ DEFAULT_MEMORY = "512 MiB"
 
 _SHUFFLE_FACTOR = 1.15
 """The buffer, and some room for decoding, while a column is shuffled beside it."""
+
+_WHOLE_BLOCKS = 8
+"""A buffer that merges fewer whole blocks than this mixes little: larger blocks are read in pieces."""
+
+_PIECES = 32
+"""Pieces that a buffer merges where blocks are read in pieces, about."""
+
+_OPEN_BLOCKS = 8
+"""Blocks in pieces that are read at a time, at most."""
+
+_CURSOR_PART = 0.5
+"""Part of a stream's bytes that the cursors of all open blocks may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,50 +60,71 @@ class Budget:
     Attributes
     ----------
     buffer_blocks
-        Blocks that one buffer of one stream merges (the paper's n, of one process).
+        Blocks, or pieces of blocks, that one buffer of one stream merges (the paper's n, of one process).
     stream_bytes
-        Bytes of one stream: its buffer, what is read ahead, and what is being decoded and shuffled.
+        Bytes of one stream: its buffer, what is read ahead, what is being decoded and shuffled, and `cursor_bytes`.
+    cursor_bytes
+        Bytes set aside for blocks that are open while they are read in pieces.
+    pieces
+        Pieces in which each block is read, int64 [blocks]; None where all are read whole.
+    open_blocks
+        Blocks in several pieces that are read at a time.
     """
 
     buffer_blocks: int
     stream_bytes: int
+    cursor_bytes: int = 0
+    pieces: Int64s | None = field(default=None, compare=False)
+    open_blocks: int = 1
 
 
-def resolve(request: Request, block_bytes: Int64s, largest_column: float, strategy: Strategy, streams: int) -> Budget:
-    """Return the budget of each of `streams` streams.
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a budget depends on, of a source's blocks.
 
-    Parameters
+    Attributes
     ----------
-    block_bytes
-        Bytes of each block in memory, int64 [blocks].
+    rows, nbytes
+        Rows and bytes in memory of each block, int64 [blocks].
     largest_column
         Part of those bytes that the largest column takes: shuffling needs room for one column beside the buffer.
+    cursor_bytes
+        Says how much reading one of some blocks (their numbers, int64) in pieces holds beside them, at most; None
+        where that cannot be done.
+    """
+
+    rows: Int64s
+    nbytes: Int64s
+    largest_column: float
+    cursor_bytes: Callable[[Int64s], int] | None = None
+
+
+def resolve(request: Request, sizes: Sizes, strategy: Strategy, streams: int) -> Budget:
+    """Return the budget of each of `streams` streams.
 
     Raises
     ------
     BudgetError
         The budget holds less than one block a stream, or less than the strategy's whole buffer.
     """
-    if not len(block_bytes):
+    if not len(sizes.nbytes):
         return Budget(1, parse_bytes("memory", request.memory or DEFAULT_MEMORY))
-    factor = max(strategy.memory_factor, _SHUFFLE_FACTOR + largest_column if strategy.copies else 0)
-    # A buffer of n blocks takes at most what the n largest blocks take.
-    needed = np.cumsum(np.sort(block_bytes)[::-1]) * factor
-    if strategy.merges_all:
-        # A stream's piece of the line may end inside of a block on either side.
-        whole = int(block_bytes.sum() / streams + (2 * block_bytes.max() if streams > 1 else 0)) * factor
-        needed = np.full(len(block_bytes), whole)
+    factor = max(strategy.memory_factor, _SHUFFLE_FACTOR + sizes.largest_column if strategy.copies else 0)
+    needed = _needed(sizes.nbytes, factor, strategy, streams)
     if request.buffer_blocks is None and request.buffer_fraction is None:
         memory = parse_bytes("memory", request.memory or DEFAULT_MEMORY)
         option, room = f"memory of {show_bytes(memory)}", memory // streams
         fits = int(np.searchsorted(needed, room, side="right"))
+        in_pieces = _in_pieces(sizes, factor, strategy, room, fits)
+        if in_pieces is not None:
+            return in_pieces
     else:
-        blocks = request.buffer_blocks or round((request.buffer_fraction or 0) * len(block_bytes))
+        blocks = request.buffer_blocks or round((request.buffer_fraction or 0) * len(sizes.nbytes))
         option = f"{'buffer_blocks' if request.buffer_blocks else 'buffer_fraction'} of {blocks} blocks"
-        fits = min(blocks // (1 if strategy.merges_all else streams), len(block_bytes))
+        fits = min(blocks // (1 if strategy.merges_all else streams), len(sizes.nbytes))
         # Two blocks read ahead keep the disk busy also where a buffer merges one or two.
-        room = int(needed[fits - 1] + 2 * block_bytes.max())
-    asked = strategy.buffer_blocks(len(block_bytes), max(fits, 1))
+        room = int(needed[fits - 1] + 2 * sizes.nbytes.max())
+    asked = strategy.buffer_blocks(len(sizes.nbytes), max(fits, 1))
     if fits < asked:
         remedy = f"memory='{-(-int(needed[asked - 1]) * streams // 2**20)} MiB'"
         if request.buffer_blocks or request.buffer_fraction:
@@ -102,3 +136,41 @@ def resolve(request: Request, block_bytes: Int64s, largest_column: float, strate
             + (", or rewrite the data in smaller row groups" if asked == 1 else "")
         )
     return Budget(asked, room)
+
+
+def _needed(nbytes: Int64s, factor: float, strategy: Strategy, streams: int) -> Int64s:
+    """Bytes that a stream needs for a buffer of 1, 2, … blocks, int64 [blocks]."""
+    if strategy.merges_all:
+        # A stream's piece of the line may end inside of a block on either side.
+        whole = int(nbytes.sum() / streams + (2 * nbytes.max() if streams > 1 else 0)) * factor
+        return np.full(len(nbytes), whole, dtype=np.int64)
+    # A buffer of n blocks takes at most what the n largest blocks take.
+    return np.asarray(np.cumsum(np.sort(nbytes)[::-1]) * factor, dtype=np.int64)
+
+
+def _in_pieces(sizes: Sizes, factor: float, strategy: Strategy, room: int, fits: int) -> Budget | None:
+    """Return a budget that reads large blocks in pieces, or None where whole blocks serve as well or better."""
+    enough = min(_WHOLE_BLOCKS, len(sizes.nbytes)) if strategy.mixes_pieces else 1
+    if strategy.merges_all or fits >= enough or sizes.cursor_bytes is None:
+        return None
+    share = room / factor / (_WHOLE_BLOCKS if strategy.mixes_pieces else 1)
+    large = (sizes.nbytes > share) & (sizes.rows > 1)
+    if not large.any():
+        return None
+    cursor = sizes.cursor_bytes(np.flatnonzero(large))
+    most = min(_OPEN_BLOCKS, int(large.sum())) if strategy.mixes_pieces else 1
+    # Where one block ends and the next begins, both are open for a moment.
+    open_blocks = min(most, int(room * _CURSOR_PART / max(cursor, 1)) - 1)
+    if open_blocks < 1:
+        if fits or 2 * cursor >= room:
+            return None
+        open_blocks = 1
+    reserved = (open_blocks + 1) * cursor
+    piece_bytes = max((room - reserved) / factor / _PIECES, 1)
+    pieces = np.ones(len(sizes.nbytes), dtype=np.int64)
+    pieces[large] = np.minimum(np.ceil(sizes.nbytes[large] / piece_bytes), sizes.rows[large]).astype(np.int64)
+    nbytes = np.repeat(-(-sizes.nbytes // pieces), pieces)
+    merged = int(np.searchsorted(_needed(nbytes, factor, strategy, 1), room - reserved, side="right"))
+    if merged < 1:
+        return None
+    return Budget(strategy.buffer_blocks(len(nbytes), merged), room, reserved, pieces, open_blocks)

@@ -21,6 +21,9 @@ from corgiarrow.index import BlockIndex
 from corgiarrow.plain import read_plain
 from corgiarrow.plan import EpochPlan, Part
 from corgiarrow.reader import PROVENANCE, Reader
+from corgiarrow.sources import BlockSource
+from corgiarrow.sources.decode import Decoder
+from corgiarrow.sources.parquet import ParquetSource
 
 _COMPARED_ROWS = 8
 """Rows of a probed batch that are looked up in the file again, each by reading its row group."""
@@ -111,10 +114,11 @@ def check(
         return Reader(index, **{**options, **job, "provenance": True})
 
     # Bounds are the reader's to check, also of a job without parts.
-    plan = reader(parts[0] if parts else Part(0, world_size, 0, num_workers)).plan(0)
+    first = reader(parts[0] if parts else Part(0, world_size, 0, num_workers))
+    plan = first.plan(0)
     drop_last = bool(options.get("drop_last", False))
     points = _resume_points(resumes, [plan.part_batches(p, drop_last) for p in parts], options.get("seed", 0))
-    tally = _Tally(index, plan)
+    tally = _Tally(first.source, plan)
     delivered = np.zeros(world_size, dtype=np.int64)
     resume_exact = True
     for part in parts:
@@ -174,7 +178,7 @@ def _read_part(
 class _Tally:
     """What was seen so far."""
 
-    index: BlockIndex
+    source: BlockSource
     plan: EpochPlan
     repeated_rows: int = 0
     plan_order: bool = True
@@ -188,6 +192,26 @@ class _Tally:
     def planned(self) -> Int64s:
         """Ids of all rows in the plan's order, int64 [rows]."""
         return self.plan.row_ids()
+
+    @cached_property
+    def index(self) -> BlockIndex:
+        """The dataset."""
+        assert isinstance(self.source, ParquetSource)
+        return self.source.index
+
+    @cached_property
+    def kept(self) -> Int64s | None:
+        """Places in the dataset of the rows that a filter keeps, as pyarrow alone finds them; None for all."""
+        assert isinstance(self.source, ParquetSource)
+        row_filter = self.source.row_filter
+        if row_filter is None:
+            return None
+        decoder = Decoder(self.index, row_filter.columns)
+        found = [np.empty(0, dtype=np.int64)]
+        for group in np.flatnonzero(self.index.group_rows):
+            columns = read_fitted(decoder, int(group))
+            found.append(row_filter.kept(columns) + self._group_first[group])
+        return np.concatenate(found)
 
     @cached_property
     def _paths(self) -> pa.Array:
@@ -206,6 +230,12 @@ class _Tally:
         file_name, number, row = (batch.column(name) for name in PROVENANCE)
         groups = self._file_first[pc.index_in(file_name, self._paths).to_numpy()] + number.to_numpy()
         ids = self._group_first[groups] + row.to_numpy()
+        if self.kept is not None:
+            found = np.searchsorted(self.kept, ids)
+            if not np.array_equal(self.kept[np.minimum(found, len(self.kept) - 1)], ids):
+                self.plan_order = self.values_match = False  # A row that the filter leaves out.
+                return
+            ids = found
         if place < self.plan.num_batches:
             np.add.at(self.seen, ids, 1)
         else:
@@ -225,14 +255,26 @@ class _Tally:
         return bool(np.array_equal(self.seen, wanted))
 
     def _matches_file(self, batch: pa.RecordBatch, groups: Int64s, rows: Int64s) -> bool:
+        assert isinstance(self.source, ParquetSource)
         columns = batch.schema.names[: -len(PROVENANCE)]
         here = batch.select(columns)
+        decoder = Decoder(self.index, self.source.columns)
         for place in np.unique(np.linspace(0, batch.num_rows - 1, _COMPARED_ROWS).astype(np.int64)):
-            table = read_plain(self.index, [int(groups[place])], columns).slice(rows[place], 1)
-            there = table.combine_chunks().to_batches()[0]
+            found = [c.slice(rows[place], 1).combine_chunks() for c in read_fitted(decoder, int(groups[place]))]
+            there = pa.RecordBatch.from_arrays(found, names=columns)
             if _digest(here.slice(place, 1)) != _digest(there):
                 return False
         return True
+
+
+def read_fitted(decoder: Decoder, group: int) -> list[pa.ChunkedArray]:
+    """Read a row group whole by pyarrow alone; only the types are then brought to the dataset's."""
+    index = decoder.index
+    file, rows = int(index.group_file[group]), int(index.group_rows[group])
+    stored = decoder.stored(file)
+    names = decoder.names(stored)
+    table = read_plain(index, [group], names) if names else None
+    return [decoder.fit(file, c, table if c in stored else None, rows) for c in range(len(decoder.columns))]
 
 
 def _digest(batch: pa.RecordBatch) -> bytes:

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from corgiarrow.errors import ColumnNotFoundError, MissingExtraError, OptionError
-from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex, fixed_bytes
+from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex
 from corgiarrow.reader import PROVENANCE, Reader
+from corgiarrow.schemas import fixed_bytes
 
 STRATEGIES = ("none", "block", "corgipile", "epoch")
 
@@ -221,8 +222,9 @@ def _feature_columns(index: BlockIndex, label: str, columns: Sequence[str] | Non
             f"label={label!r} is of type {kind}, but a class must be a whole number or a boolean: name "
             "another column"
         )
-    names = index.column_names(columns) if columns is not None else list(schema.names)
-    unfit = [n for n in names if n != label and not _is_numeric(schema.field(n).type)]
+    asked = [c.field for c in index.columns(columns)]
+    names = [field.name for field in asked]
+    unfit = [field.name for field in asked if field.name != label and not _is_numeric(field.type)]
     if columns is not None and unfit:
         raise OptionError(f"columns {unfit} hold no numbers, nor fixed-size lists of numbers: leave them out")
     names = [n for n in names if n != label and n not in unfit]

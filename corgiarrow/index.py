@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import pickle
 import struct
 import threading
 from collections import OrderedDict
@@ -10,20 +11,36 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.fs
 import pyarrow.parquet as pq
 
 from corgiarrow.errors import (
-    ColumnNotFoundError,
     IndexFormatError,
     NotParquetError,
+    OptionError,
     SchemaMismatchError,
     SourceChangedError,
     StorageError,
+)
+from corgiarrow.partitions import path_columns, path_values
+from corgiarrow.schemas import (
+    Column,
+    FileLayout,
+    SchemaRequest,
+    check_names,
+    fixed_bytes,
+    leaf_types,
+    resolve,
+    unify,
+    without_metadata,
 )
 from corgiarrow.storage import FileInfo, Storage, StorageOptions, find_files, redact, write_atomic
 
@@ -33,11 +50,13 @@ DEFAULT_BLOCK_BYTES = 4 * 2**20
 MIN_BLOCKS = 1000
 """Row groups are only merged while at least so many blocks remain, since fewer blocks mix worse."""
 
-_FORMAT = 1
+_FORMAT = 2
 _TAIL_BYTES = 64 * 1024
 _FOOTER_CACHE_BYTES = 256 * 2**20
 _FOOTER_THREADS = 16
 _SAMPLED_FILES = 16
+_DICTIONARY_INDEX_BYTES = 4
+"""Plain text takes at least 4 bytes a value, its length; a number of a dictionary takes less than that."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -53,9 +72,11 @@ class BlockIndex:
     storage
         Where the files lie.
     schema
-        The dataset's schema.
+        The dataset's schema: all files' columns, unified, and those that their paths hold.
     files
         The files, sorted by path.
+    layouts, file_layout
+        What the files store where they differ, and the number of each file's layout, int64 [files].
     group_file, group_number
         File of each row group, and its number in that file, int64 [row groups].
     group_rows
@@ -63,20 +84,35 @@ class BlockIndex:
     group_disk_bytes
         Bytes of each row group on disk, int64 [row groups]: its file's size shared out by uncompressed size.
     variable_bytes
-        For columns without a fixed width their uncompressed bytes in each row group, int64 [row groups].
+        For columns and struct fields without a fixed width, by :func:`key_of`, bytes in each row group as far as the
+        footers tell, int64 [row groups].
     disk_share
-        Part of the data on disk that each column takes, by name, from a sample of the files.
+        Part of the data on disk that each column or struct field takes, by :func:`key_of`, from a sample of the files.
+    dictionaries
+        Text columns whose values repeat so much that they are held as dictionaries until they are delivered.
+    left_out
+        Files that cannot be read, each with the reason; only with ``on_error="skip"``.
+    path_filter
+        The filter by which files were left out for their paths, as :func:`filter_key` gives it, or "".
+    kept_rows
+        Rows of each row group that a filter keeps, int64 [row groups], by :func:`filter_key`: what was counted so far.
     """
 
     storage: Storage
     schema: pa.Schema
     files: tuple[FileInfo, ...] = field(repr=False)
+    layouts: tuple[FileLayout, ...] = field(repr=False)
+    file_layout: Int64s = field(repr=False)
     group_file: Int64s = field(repr=False)
     group_number: Int64s = field(repr=False)
     group_rows: Int64s = field(repr=False)
     group_disk_bytes: Int64s = field(repr=False)
     variable_bytes: dict[str, Int64s] = field(repr=False)
     disk_share: dict[str, float] = field(repr=False)
+    dictionaries: tuple[str, ...] = field(repr=False, default=())
+    left_out: tuple[tuple[str, str], ...] = field(repr=False, default=())
+    path_filter: str = field(repr=False, default="")
+    kept_rows: dict[str, Int64s] = field(repr=False, compare=False, default_factory=dict)
     footers: "FooterCache" = field(default_factory=lambda: FooterCache(), repr=False, compare=False)
 
     @classmethod
@@ -84,10 +120,27 @@ class BlockIndex:
         cls,
         data: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
         *,
+        schema: SchemaRequest | None = None,
+        filter: pc.Expression | None = None,
+        on_error: str = "raise",
         storage_options: StorageOptions | None = None,
         filesystem: fsspec.AbstractFileSystem | None = None,
     ) -> "BlockIndex":
         """Read the footers of all files of `data`, in parallel.
+
+        Parameters
+        ----------
+        data
+            Path, URL, glob, folder, or a list of them.
+        schema
+            Types to give to columns, by name: what files store is cast to them where no value is lost.
+        filter
+            Leave out files that this expression excludes by their paths alone (``key=value`` folders), without opening
+            them. The index can then be read with this filter only.
+        on_error
+            ``"raise"``, or ``"skip"`` to leave out files whose footer cannot be read.
+        storage_options, filesystem
+            Options of the file system, or one to use.
 
         Raises
         ------
@@ -96,12 +149,25 @@ class BlockIndex:
         NotParquetError
             A file is not Parquet, or cut.
         SchemaMismatchError
-            Two files have different columns or types.
+            Two files disagree about a column, so that no type holds the values of both exactly.
+        ColumnNotFoundError
+            `schema` names a column that no file has.
         """
+        check_on_error(on_error)
         storage, files = find_files(data, storage_options, filesystem)
+        in_paths = path_columns([f.path for f in files])
+        if filter is not None and len(in_paths):
+            files = _possible(storage, files, in_paths, filter)
         with ThreadPoolExecutor(min(_FOOTER_THREADS, len(files))) as executor:
-            footers = list(executor.map(lambda file: read_footer(storage, file), files))
-        schema = _common_schema(storage, files, footers)
+            found = list(executor.map(lambda file: _footer_or_error(storage, file, on_error), files))
+        left_out = tuple((f.path, str(e)) for f, e in zip(files, found, strict=True) if isinstance(e, NotParquetError))
+        kept = [(f, x) for f, x in zip(files, found, strict=True) if not isinstance(x, NotParquetError)]
+        if not kept:
+            raise NotParquetError(left_out[0][1])
+        files, footers = [f for f, _ in kept], [x for _, x in kept]
+        layouts, file_layout = _layouts(storage, files, footers)
+        firsts = [storage.shown(files[int(np.argmax(file_layout == n))].path) for n in range(len(layouts))]
+        unified = unify(layouts, firsts, schema, in_paths)
         counts = np.array([f.num_row_groups for f in footers], dtype=np.int64)
         group_file = np.repeat(np.arange(len(files)), counts)
         group_number = np.arange(len(group_file)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -110,24 +176,36 @@ class BlockIndex:
         file_raw = np.bincount(group_file, raw_bytes, minlength=len(files))
         sizes = np.array([f.size for f in files], dtype=np.int64)
         share = raw_bytes / np.maximum(file_raw[group_file], 1)
-        leaves = leaf_columns(schema)
+        group_rows = np.array([g.num_rows for g in groups], dtype=np.int64)
+        spots = [_spots(unified, layout) for layout in layouts]
+        sampled = _sample(footers)
         index = cls(
             storage=storage,
-            schema=schema,
+            schema=unified,
             files=tuple(files),
+            layouts=tuple(layouts),
+            file_layout=file_layout,
             group_file=group_file,
             group_number=group_number,
-            group_rows=np.array([g.num_rows for g in groups], dtype=np.int64),
+            group_rows=group_rows,
             group_disk_bytes=(sizes[group_file] * share).astype(np.int64),
             variable_bytes={
-                name: np.array(
-                    [sum(g.column(c).total_uncompressed_size for c in columns) for g in groups], dtype=np.int64
+                key_of(path): np.array(
+                    [
+                        _decoded_bytes(kind, group, spots[layout][path])
+                        for group, layout in zip(groups, file_layout[group_file], strict=True)
+                    ],
+                    dtype=np.int64,
                 )
-                for name, columns in leaves.items()
-                if fixed_bytes(schema.field(name).type) is None
+                for path, kind in terminals(unified)
+                if fixed_bytes(kind) is None
             },
-            disk_share=_disk_share(footers, leaves),
+            disk_share=_disk_share(unified, [(footers[f], spots[file_layout[f]]) for f in sampled]),
+            dictionaries=_dictionaries(unified, [(footers[f], spots[file_layout[f]]) for f in sampled]),
+            left_out=left_out,
+            path_filter="" if filter is None or not len(in_paths) else filter_key(filter),
         )
+        index._check_paths(footers)
         for number, footer in enumerate(footers):
             index.footers.put(number, footer)
         return index
@@ -152,46 +230,67 @@ class BlockIndex:
         digest.update(self.group_rows.astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
-    def column_names(self, columns: Sequence[str] | None) -> list[str]:
-        """Return the names of `columns`, or all, after checking that they exist.
+    def fingerprint_with(self, key: str, rows: Int64s) -> str:
+        """Fingerprint of what a filter (by its key) keeps: `rows` of each row group, int64 [row groups]."""
+        return hashlib.sha256(f"{self.fingerprint}{key}".encode() + rows.astype("<i8").tobytes()).hexdigest()[:16]
+
+    def columns(self, names: Sequence[str] | None) -> list[Column]:
+        """Return the columns of these names, or all.
 
         Raises
         ------
         ColumnNotFoundError
             One is not in the dataset.
         """
-        if columns is None:
-            return list(self.schema.names)
-        missing = [c for c in columns if c not in self.schema.names]
-        if missing:
-            raise ColumnNotFoundError(
-                f"columns {missing} are in no file of {self.storage.shown('')}: it has {', '.join(self.schema.names)}"
-            )
-        if not columns or len(set(columns)) < len(columns):
-            raise ColumnNotFoundError(f"columns={list(columns)} must name at least one column, and none twice")
-        return list(columns)
+        return resolve(self.schema, names, self.storage.shown(""))
 
-    def memory_bytes(self, columns: Sequence[str]) -> Int64s:
+    @cached_property
+    def in_paths(self) -> dict[str, pa.Array]:
+        """Columns that the files' paths hold, by name: a value for each file, in the dataset's type."""
+        return path_values([f.path for f in self.files], self.schema)
+
+    def _check_paths(self, footers: Sequence[pq.FileMetaData]) -> None:
+        """Compare what paths say with the files' own columns of the same names, as far as statistics tell."""
+        for name, values in self.in_paths.items():
+            for number, footer in enumerate(footers):
+                leaves = self.layouts[self.file_layout[number]].leaves(name)
+                for group in range(footer.num_row_groups if len(leaves) == 1 else 0):
+                    statistics = footer.row_group(group).column(leaves[0]).statistics
+                    if statistics is None or not statistics.has_min_max:
+                        continue
+                    value = values[number].as_py()
+                    other = next((x for x in (statistics.min, statistics.max) if x != value), None)
+                    if other is not None and type(other) is type(value):
+                        shown = self.storage.shown(self.files[number].path)
+                        raise SchemaMismatchError(
+                            f"{shown}: the path says {name}={value}, but the file's own column {name!r} holds "
+                            f"{other!r} in row group {group}: rename the folder or the column"
+                        )
+
+    def memory_bytes(self, columns: Sequence[Column]) -> Int64s:
         """Estimate the bytes of each row group in memory when `columns` are read, int64 [row groups]."""
         total = np.zeros(len(self.group_rows), dtype=np.float64)
-        for name in columns:
-            column = self.schema.field(name)
-            width = fixed_bytes(column.type)
-            if width is None:
-                total += self.variable_bytes[name] + 4.0 * self.group_rows
-            else:
-                total += (width + (0.125 if column.nullable else 0)) * self.group_rows
+        for column in columns:
+            for path, kind in terminals_below(column):
+                width = fixed_bytes(kind)
+                total += self.variable_bytes[key_of(path)] if width is None else width * self.group_rows
+                total += 0.125 * self.group_rows
         return np.ceil(total).astype(np.int64)
 
-    def merge(self, columns: Sequence[str], block_bytes: int) -> tuple[Int64s, Int64s]:
+    def share_of(self, column: Column) -> float:
+        """Part of the data on disk that a column takes, in [0, 1]."""
+        return sum(self.disk_share[key_of(path)] for path, _ in terminals_below(column))
+
+    def merge(self, columns: Sequence[Column], block_bytes: int, rows: Int64s) -> tuple[Int64s, Int64s]:
         """Cut the row groups into blocks: return first and one-past-last row group of each, int64 [blocks].
 
         Neighbours in one file are merged while a block takes at most about `block_bytes` on disk, counting only
-        `columns`, and as long as :data:`MIN_BLOCKS` blocks remain. Row groups without rows belong to no block.
+        `columns`, and as long as :data:`MIN_BLOCKS` blocks remain. A block begins and ends with a row group that has
+        some of `rows` (int64 [row groups]).
         """
-        groups = np.flatnonzero(self.group_rows)
+        groups = np.flatnonzero(rows)
         files = self.group_file[groups]
-        part = sum(self.disk_share[c] for c in columns)
+        part = sum(self.share_of(c) for c in columns)
         disk = np.maximum(self.group_disk_bytes[groups] * part, 1)
         new_file = np.diff(files, prepend=-1) != 0
         ends = np.cumsum(disk)
@@ -263,14 +362,23 @@ class BlockIndex:
                 **{
                     name: _one_list(values)
                     for name, values in (
+                        ("file_layout", self.file_layout),
                         ("group_file", self.group_file),
                         ("group_number", self.group_number),
                         ("group_rows", self.group_rows),
                         ("group_disk_bytes", self.group_disk_bytes),
                         *((f"bytes:{name}", values) for name, values in self.variable_bytes.items()),
+                        *((f"kept:{key}", values) for key, values in self.kept_rows.items()),
                     )
                 },
-                "disk_share": pa.array([[self.disk_share[n] for n in self.schema.names]], pa.list_(pa.float64())),
+                "disk_share": _one_map(self.disk_share, pa.float64()),
+                "dictionaries": pa.array([self.dictionaries], pa.list_(pa.string())),
+                "left_out": _one_map(dict(self.left_out), pa.string()),
+                "path_filter": [self.path_filter],
+                "layout_schemas": pa.array(
+                    [[x.schema.serialize().to_pybytes() for x in self.layouts]], pa.list_(pa.binary())
+                ),
+                "layout_paths": pa.array([[x.paths for x in self.layouts]], pa.list_(pa.list_(pa.string()))),
                 "schema": pa.array([self.schema.serialize().to_pybytes()], pa.binary()),
                 "url": [redact(self.storage.url)],
                 "root": [redact(self.storage.root)],
@@ -313,25 +421,28 @@ class BlockIndex:
         def numbers(name: str) -> Int64s:
             return np.asarray(row.column(name).values)
 
+        def named(prefix: str) -> dict[str, Int64s]:
+            return {n.removeprefix(prefix): numbers(n) for n in row.schema.names if n.startswith(prefix)}
+
         schema = pa.ipc.read_schema(pa.py_buffer(row.column("schema")[0].as_py()))
-        files = zip(
-            row.column("path").values.to_pylist(),
-            row.column("size").values.to_pylist(),
-            row.column("version").values.to_pylist(),
-            strict=True,
-        )
+        files = zip(*(row.column(name)[0].as_py() for name in ("path", "size", "version")), strict=True)
+        layouts = zip(*(row.column(name)[0].as_py() for name in ("layout_schemas", "layout_paths")), strict=True)
         return cls(
             storage=Storage(row["url"][0].as_py(), row["root"][0].as_py(), storage_options or {}, filesystem),
             schema=schema,
             files=tuple(FileInfo(*file) for file in files),
+            layouts=tuple(FileLayout(pa.ipc.read_schema(pa.py_buffer(x)), tuple(paths)) for x, paths in layouts),
+            file_layout=numbers("file_layout"),
             group_file=numbers("group_file"),
             group_number=numbers("group_number"),
             group_rows=numbers("group_rows"),
             group_disk_bytes=numbers("group_disk_bytes"),
-            variable_bytes={
-                name.removeprefix("bytes:"): numbers(name) for name in row.schema.names if name.startswith("bytes:")
-            },
-            disk_share=dict(zip(schema.names, row.column("disk_share").values.to_pylist(), strict=True)),
+            variable_bytes=named("bytes:"),
+            disk_share=dict(row.column("disk_share")[0].as_py()),
+            dictionaries=tuple(row.column("dictionaries")[0].as_py()),
+            left_out=tuple(row.column("left_out")[0].as_py()),
+            path_filter=row.column("path_filter")[0].as_py(),
+            kept_rows=named("kept:"),
         )
 
 
@@ -389,94 +500,203 @@ def read_footer(storage: Storage, file: FileInfo) -> pq.FileMetaData:
         ) from None
 
 
-def leaf_columns(schema: pa.Schema) -> dict[str, range]:
-    """Numbers of the Parquet leaf columns below each top-level column of `schema`."""
-    leaves, first = {}, 0
-    for column in schema:
-        count = _leaf_count(column.type)
-        leaves[column.name] = range(first, first + count)
-        first += count
-    return leaves
+def open_parquet(
+    origin: Any, footer: pq.FileMetaData, *, dictionaries: Sequence[str] = (), buffer_size: int = 0
+) -> pq.ParquetFile:
+    """Open a file whose footer is known, with the options on which the dataset's types depend.
+
+    Old INT96 timestamps come in microseconds, since nanoseconds wrap silently outside of the years 1678 to 2262.
+    """
+    return pq.ParquetFile(
+        origin,
+        metadata=footer,
+        read_dictionary=list(dictionaries),
+        pre_buffer=False,
+        buffer_size=buffer_size,
+        coerce_int96_timestamp_unit="us",
+        page_checksum_verification=True,
+    )
 
 
-def fixed_bytes(kind: pa.DataType) -> float | None:
-    """Bytes of one value in memory, or None when they vary."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return fixed_bytes(kind.storage_type)
-    if pa.types.is_fixed_size_list(kind):
-        inner = fixed_bytes(kind.value_type)
-        return None if inner is None else inner * kind.list_size
-    if pa.types.is_struct(kind):
-        parts = [fixed_bytes(kind.field(i).type) for i in range(kind.num_fields)]
-        return None if None in parts else sum(p for p in parts if p is not None)
-    if pa.types.is_null(kind):
-        return 0
-    if pa.types.is_dictionary(kind) or pa.types.is_nested(kind) or pa.types.is_run_end_encoded(kind):
-        return None
+def filter_key(filter: pc.Expression) -> str:
+    """Return 16 hex digits that tell a filter from others."""
+    return hashlib.sha256(pickle.dumps(filter)).hexdigest()[:16]
+
+
+def check_on_error(on_error: str) -> str:
+    """Return `on_error`; raise an OptionError unless it is one of the two."""
+    if on_error not in ("raise", "skip"):
+        raise OptionError(f"on_error={on_error!r} must be 'raise' or 'skip'")
+    return on_error
+
+
+def key_of(path: tuple[str, ...]) -> str:
+    """Text that stands for the path of a column or struct field; a name may hold a dot."""
+    return "\x1f".join(path)
+
+
+def terminals(schema: pa.Schema) -> list[tuple[tuple[str, ...], pa.DataType]]:
+    """Columns and, instead of structs, their fields at any depth: path and type of each."""
+    return [x for field in schema for x in terminals_below(Column(field, (field.name,)))]
+
+
+def terminals_below(column: Column) -> list[tuple[tuple[str, ...], pa.DataType]]:
+    """Paths and types of what can be read by itself below a column."""
+    kind = column.field.type
+    if not pa.types.is_struct(kind) or isinstance(kind, pa.BaseExtensionType):
+        return [(column.path, kind)]
+    return [x for field in kind.fields for x in terminals_below(Column(field, (*column.path, field.name)))]
+
+
+def _possible(
+    storage: Storage, files: Sequence[FileInfo], in_paths: pa.Schema, filter: pc.Expression
+) -> list[FileInfo]:
+    """Leave out files that a filter excludes by their paths; none of them is opened, but for one to learn its types."""
+    schema = in_paths
     try:
-        return float(kind.bit_width) / 8
-    except ValueError:
-        return None
+        schema.empty_table().filter(filter)
+    except (pa.ArrowException, NotImplementedError):
+        layout = _layout(storage, files[0], read_footer(storage, files[0]))
+        known = [f for f in layout.schema if f.name not in in_paths.names]
+        schema = pa.schema([*known, *in_paths])
+        try:
+            schema.empty_table().filter(filter)
+        except (pa.ArrowException, NotImplementedError):
+            return list(files)  # Whether it fits at all is checked against the whole dataset's schema.
+    values = path_values([f.path for f in files], schema)
+    number = "corgiarrow file number"
+    nowhere = pa.fs.LocalFileSystem()
+    form = ds.ParquetFileFormat()
+    fragments = []
+    for place in range(len(files)):
+        known_here = pc.scalar(True)
+        for name, column in values.items():
+            here = pc.field(name)
+            known_here &= here.is_null() if not column[place].is_valid else here == column[place]
+        fragments.append(form.make_fragment(f"{number}/{place}", nowhere, partition_expression=known_here))
+    possible = ds.FileSystemDataset(fragments, schema, form, nowhere).get_fragments(filter)
+    return [files[int(f.path.rpartition("/")[2])] for f in possible] or [files[0]]
 
 
-def _leaf_count(kind: pa.DataType) -> int:
-    if isinstance(kind, pa.BaseExtensionType):
-        return _leaf_count(kind.storage_type)
-    if pa.types.is_map(kind):
-        return _leaf_count(kind.key_type) + _leaf_count(kind.item_type)
-    if pa.types.is_struct(kind):
-        return sum(_leaf_count(kind.field(i).type) for i in range(kind.num_fields))
-    if pa.types.is_nested(kind) and hasattr(kind, "value_type"):
-        return _leaf_count(kind.value_type)
-    return 1
-
-
-def _common_schema(storage: Storage, files: Sequence[FileInfo], footers: Sequence[pq.FileMetaData]) -> pa.Schema:
-    first = _arrow_schema(storage, files[0], footers[0])
-    names = first.names
-    if len(set(names)) < len(names):
-        twice = sorted({n for n in names if names.count(n) > 1})
-        raise SchemaMismatchError(f"{storage.shown(files[0].path)} has columns {twice} twice: rename them")
-    for file, footer in zip(files[1:], footers[1:], strict=True):
-        if footer.schema.equals(footers[0].schema) and _stored_schema(footer) == _stored_schema(footers[0]):
-            continue
-        other = _arrow_schema(storage, file, footer)
-        if other.equals(first):
-            continue
-        pairs = f"{storage.shown(files[0].path)} and {storage.shown(file.path)}"
-        for name in sorted({*names, *other.names}):
-            one, two = (str(s.field(name)) if name in s.names else "absent" for s in (first, other))
-            if one != two:
-                raise SchemaMismatchError(f"{pairs} differ in column {name!r}: {one} against {two}")
-        raise SchemaMismatchError(f"{pairs} have their columns in a different order: {names} and {other.names}")
-    return first
-
-
-def _arrow_schema(storage: Storage, file: FileInfo, footer: pq.FileMetaData) -> pa.Schema:
+def _footer_or_error(storage: Storage, file: FileInfo, on_error: str) -> "pq.FileMetaData | NotParquetError":
     try:
-        schema = footer.schema.to_arrow_schema()
-    except pa.ArrowException as error:
+        return read_footer(storage, file)
+    except NotParquetError as error:
+        if on_error == "raise":
+            raise
+        return error
+
+
+def _layouts(
+    storage: Storage, files: Sequence[FileInfo], footers: Sequence[pq.FileMetaData]
+) -> tuple[list[FileLayout], Int64s]:
+    """Return the different layouts, and the number of each file's."""
+    layouts: list[FileLayout] = []
+    examples: list[pq.FileMetaData] = []
+    numbers = np.zeros(len(files), dtype=np.int64)
+    for place, (file, footer) in enumerate(zip(files, footers, strict=True)):
+        for number, example in enumerate(examples):
+            if footer.schema.equals(example.schema) and _stored_schema(footer) == _stored_schema(example):
+                numbers[place] = number
+                break
+        else:
+            layout = _layout(storage, file, footer)
+            same = next((n for n, x in enumerate(layouts) if x == layout), len(layouts))
+            numbers[place] = same
+            if same == len(layouts):
+                check_names(layout, storage.shown(file.path))
+                layouts.append(layout)
+                examples.append(footer)
+    return layouts, numbers
+
+
+def _layout(storage: Storage, file: FileInfo, footer: pq.FileMetaData) -> FileLayout:
+    try:
+        schema = open_parquet(pa.BufferReader(b""), footer).schema_arrow
+    except (pa.ArrowException, OSError) as error:
         raise NotParquetError(f"{storage.shown(file.path)}: its schema has no Arrow form: {error}") from None
-    return pa.schema([f.remove_metadata() for f in schema])
+    leaves = footer.schema
+    return FileLayout(without_metadata(schema), tuple(leaves.column(n).path for n in range(len(leaves.names))))
 
 
 def _stored_schema(footer: pq.FileMetaData) -> bytes | None:
     return (footer.metadata or {}).get(b"ARROW:schema")
 
 
-def _disk_share(footers: Sequence[pq.FileMetaData], leaves: dict[str, range]) -> dict[str, float]:
-    holding = [f for f in footers if f.num_row_groups]
-    sample = [f.row_group(0) for f in holding[:: max(len(holding) // _SAMPLED_FILES, 1)]]
+Spots = dict[tuple[str, ...], tuple[int, ...]]
+"""For each column or struct field, the numbers of its leaf columns in a file."""
+
+
+def _spots(schema: pa.Schema, layout: FileLayout) -> Spots:
+    return {path: leaves_of(layout, path) for path, _ in terminals(schema)}
+
+
+def leaves_of(layout: FileLayout, path: tuple[str, ...]) -> tuple[int, ...]:
+    """Numbers of the leaf columns of a column or struct field in a file; empty when the file does not have it."""
+    prefix = ".".join(path)
+    return tuple(
+        n for n in layout.leaves(path[0]) if layout.paths[n] == prefix or layout.paths[n].startswith(f"{prefix}.")
+    )
+
+
+def _decoded_bytes(kind: pa.DataType, group: pq.RowGroupMetaData, leaves: Sequence[int]) -> float:
+    """Bytes of a column without a fixed width in memory: exact for numbers, as stored for text."""
+    if not leaves:
+        return 4.0 * float(group.num_rows)
+    kinds = list(leaf_types(kind))
+    total = 0.0
+    for place, leaf in enumerate(leaves):
+        chunk = group.column(leaf)
+        width = fixed_bytes(kinds[place]) if len(kinds) == len(leaves) else None
+        total += chunk.total_uncompressed_size if width is None else width * chunk.num_values
+        # An offset a value at each level; text inside of lists has one more.
+        total += 4.0 * (group.num_rows + (chunk.num_values if pa.types.is_nested(kind) and width is None else 0))
+    return total
+
+
+def _sample(footers: Sequence[pq.FileMetaData]) -> list[int]:
+    holding = [n for n, f in enumerate(footers) if f.num_row_groups]
+    return holding[:: max(len(holding) // _SAMPLED_FILES, 1)]
+
+
+def _disk_share(schema: pa.Schema, sample: Sequence[tuple[pq.FileMetaData, Spots]]) -> dict[str, float]:
     sizes = {
-        name: sum(g.column(c).total_compressed_size for g in sample for c in columns)
-        for name, columns in leaves.items()
+        key_of(path): sum(
+            footer.row_group(0).column(leaf).total_compressed_size for footer, spots in sample for leaf in spots[path]
+        )
+        for path, _ in terminals(schema)
     }
     total = max(sum(sizes.values()), 1)
     return {name: size / total for name, size in sizes.items()}
 
 
+def _dictionaries(schema: pa.Schema, sample: Sequence[tuple[pq.FileMetaData, Spots]]) -> tuple[str, ...]:
+    """Text columns whose sampled chunks hold a dictionary, and beside it hardly more than a number a row."""
+    found = []
+    for column in schema:
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        if not (pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) or kind in (pa.string(), pa.binary())):
+            continue
+        spots = [(footer, spots[(column.name,)]) for footer, spots in sample if spots.get((column.name,))]
+        if spots and all(_repeats(footer.row_group(0).column(leaves[0])) for footer, leaves in spots):
+            found.append(column.name)
+    return tuple(found)
+
+
+def _repeats(chunk: pq.ColumnChunkMetaData) -> bool:
+    if not chunk.has_dictionary_page or not chunk.dictionary_page_offset or not chunk.num_values:
+        return False
+    indices = chunk.total_compressed_size - (chunk.data_page_offset - chunk.dictionary_page_offset)
+    part = indices / max(chunk.total_compressed_size, 1)
+    return bool(chunk.total_uncompressed_size * part < _DICTIONARY_INDEX_BYTES * chunk.num_values + 64)
+
+
 def _parsed_bytes(footer: pq.FileMetaData) -> int:
     return 500 * int(footer.num_row_groups) * int(footer.num_columns) + 1000
+
+
+def _one_map(values: dict[str, Any], kind: pa.DataType) -> pa.MapArray:
+    return pa.array([list(values.items())], pa.map_(pa.string(), kind))
 
 
 def _one_list(values: npt.NDArray[np.generic]) -> pa.ListArray:

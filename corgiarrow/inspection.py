@@ -8,7 +8,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex, fixed_bytes, leaf_columns
+from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex, leaves_of
+from corgiarrow.schemas import Column, fixed_bytes
 from corgiarrow.sources.parquet import ParquetSource
 from corgiarrow.units import show_bytes
 
@@ -155,24 +156,24 @@ def inspect(
                 nullable=column.nullable,
                 encodings=tuple(sorted(chunks[column.name].encodings)),
                 compression=tuple(sorted(chunks[column.name].compression)),
-                disk_share=index.disk_share[column.name],
+                disk_share=index.share_of(asked),
             )
-            for column in source.schema
+            for asked, column in zip(source.columns, source.schema, strict=True)
         ),
         warnings=(*_size_warnings(index, filled, memory[filled]), *_column_warnings(source.schema, chunks)),
     )
 
 
 def _look_at_chunks(
-    index: BlockIndex, columns: Sequence[str], groups: npt.NDArray[np.intp]
+    index: BlockIndex, columns: Sequence[Column], groups: npt.NDArray[np.intp]
 ) -> dict[str, _Chunks]:
-    leaves = leaf_columns(index.schema)
-    found = {name: _Chunks(set(), set()) for name in columns}
+    found = {column.field.name: _Chunks(set(), set()) for column in columns}
     for group in groups:
-        row_group = index.footer(int(index.group_file[group])).row_group(int(index.group_number[group]))
-        for name, facts in found.items():
-            for leaf in leaves[name]:
-                _note(facts, row_group.column(leaf))
+        file = int(index.group_file[group])
+        row_group = index.footer(file).row_group(int(index.group_number[group]))
+        for column in columns:
+            for leaf in leaves_of(index.layouts[index.file_layout[file]], column.path):
+                _note(found[column.field.name], row_group.column(leaf))
     return found
 
 

@@ -24,10 +24,11 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from corgiarrow.errors import CorgiArrowError, ReadError
+from corgiarrow.errors import CorgiArrowError, ReadError, SourceChangedError
+from corgiarrow.gathering import Chunks, decoded, fits, join, nbytes_of, take, take_from_bins
 from corgiarrow.sources import Session
 from corgiarrow.strategies import Gather, Int64s, Step
 
@@ -36,10 +37,7 @@ _TASK_BYTES = 2**19
 """A gather is cut in tasks of at least so many bytes, so that small steps do not drown in hand-overs."""
 
 _SEGMENTS = 8
-_ARRAY_TAKE = pc.get_function("array_take")
-_TAKE = pc.TakeOptions(boundscheck=False)
 
-Chunks = list[pa.Array]
 Piece = list[Chunks]
 """Chunks of each column."""
 _Indexed = tuple[Gather, Chunks | None]
@@ -66,7 +64,12 @@ class Stats:
     wait_s
         Seconds that the consumer waited for a batch.
     peak_bytes
-        Most bytes held at one time: pool, blocks being read, shuffled rows not yet delivered.
+        Most bytes held at one time: pool, blocks being read, shuffled rows not yet delivered, and what is set aside
+        for blocks that are read in pieces.
+    skipped_rows
+        Rows that could not be read, and were replaced by repeats, counted each time.
+    skipped
+        Blocks that could not be read, by name, each with the reason.
     """
 
     rows: int = 0
@@ -79,10 +82,12 @@ class Stats:
     shuffle_s: float = 0.0
     wait_s: float = 0.0
     peak_bytes: int = 0
+    skipped_rows: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, int | float]:
         """Return the figures by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "skipped"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +96,27 @@ class StreamInput:
 
     Attributes
     ----------
+    open_session
+        Opens what reads the spans; the pipeline owns the session, and closes it.
     steps
         The steps; pulled by one thread at a time.
     block, start, stop
         The spans that the steps number, int64 [spans].
     span_bytes
         Bytes of each span in memory as far as known, int64 [spans].
+    in_pieces
+        Whether each span is a piece of a block that is read in several, bool [spans].
     skip
         Rows to leave out of what the steps emit first.
     """
 
+    open_session: Callable[[], Session]
     steps: Iterator[Step]
     block: Int64s
     start: Int64s
     stop: Int64s
     span_bytes: Int64s
+    in_pieces: npt.NDArray[np.bool_]
     skip: int = 0
 
 
@@ -125,9 +136,12 @@ class _StepState:
     to_load: deque[int]
     loading: int = 0
     failed: CorgiArrowError | None = None
+    broken: list[int] = field(default_factory=list)
+    """Spans that could not be read, to be replaced by repeats."""
+    mending: bool = False
     columns: deque[list[int]] | None = None
     gathering: int = 0
-    joined: dict[int, pa.Array] | None = None
+    joined: dict[int, Chunks] | None = None
     """Columns whose first segment is out already, because the consumer waits for it; None for all at once."""
     hurried: bool = False
     """Whether the first segment is being gathered alone."""
@@ -138,7 +152,7 @@ class _StepState:
 
     @property
     def loaded(self) -> bool:
-        return not self.to_load and not self.loading and self.failed is None
+        return not self.to_load and not self.loading and self.failed is None and not self.broken
 
 
 class _Stream:
@@ -146,6 +160,11 @@ class _Stream:
 
     def __init__(self, work: StreamInput):
         self.work = work
+        self.session = work.open_session()
+        self.busy: set[int] = set()
+        """Blocks that are being read: spans of one block come one after the other."""
+        self.inflation = 1.0
+        """By how much blocks were larger of late than was known before."""
         self.queue: deque[_StepState] = deque()
         self.pool: dict[int, Piece] = {}
         self.pool_bytes: dict[int, int] = {}
@@ -168,10 +187,8 @@ class Pipeline:
 
     Parameters
     ----------
-    session
-        Reads spans. The pipeline owns it and closes it.
     schema
-        Schema of what the session reads.
+        Schema of the rows to deliver; columns that sessions add at the end come as they are.
     streams
         The streams of this process.
     batch_size
@@ -184,13 +201,14 @@ class Pipeline:
         Number of threads.
     stats
         Where to add up what is done.
-    first_ids
-        Id of the first row of each block, int64 [blocks], to add the rows' ids as a last column; None for none.
+    skip_errors
+        Replace the rows of a span that cannot be read by repeats of others, instead of raising.
+    reserved_bytes
+        Bytes that sessions hold beside what `stream_bytes` counts, over all streams.
     """
 
     def __init__(
         self,
-        session: Session,
         schema: pa.Schema,
         streams: Sequence[StreamInput],
         *,
@@ -199,16 +217,19 @@ class Pipeline:
         largest_column: float,
         threads: int,
         stats: Stats,
-        first_ids: Int64s | None = None,
+        skip_errors: bool = False,
+        reserved_bytes: int = 0,
     ):
-        self._session = session
-        self._schema = schema if first_ids is None else schema.append(pa.field("row id", pa.int64(), nullable=False))
         self._streams = [_Stream(work) for work in streams]
+        self._schema = self._streams[0].session.schema
+        added = [self._schema.field(n) for n in range(len(schema), len(self._schema))]
+        self._delivered = pa.schema([*schema, *added])
+        self._skip_errors = skip_errors
+        self._reserved_bytes = reserved_bytes
         self._batch_size = batch_size
         self._stream_bytes = stream_bytes
         self._largest_column = largest_column
         self._stats = stats
-        self._first_ids = first_ids
         self._lock = threading.Lock()
         self._tasks_changed = threading.Condition(self._lock)
         self._rows_ready = threading.Condition(self._lock)
@@ -251,10 +272,13 @@ class Pipeline:
             self._closed = True
             self._tasks_changed.notify_all()
             self._rows_ready.notify_all()
-        self._session.close()
+        for stream in self._streams:
+            stream.session.stop()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
+        for stream in self._streams:
+            stream.session.close()
         self._streams = []
         _LIVE.discard(self)
 
@@ -287,7 +311,14 @@ class Pipeline:
             if at.offset == segment.num_rows:
                 self._retire(at, segment)
                 at.current = None
-        return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+        batch = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+        if self._delivered.equals(self._schema):
+            return batch
+        columns = [
+            decoded(column, field.type, field.name)
+            for column, field in zip(batch.columns, self._delivered, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._delivered)
 
     def _next_segment(self, at: _Stream) -> _Segment:
         with self._lock:
@@ -335,7 +366,7 @@ class Pipeline:
                 if not live:
                     return None
                 live.sort(key=lambda s: s.position)
-                for choose in (self._gather_task, self._prepare_task, self._load_task):
+                for choose in (self._gather_task, self._mend_task, self._prepare_task, self._load_task):
                     for stream in live:
                         task = choose(stream)
                         if task is not None:
@@ -360,7 +391,7 @@ class Pipeline:
         if not state.columns:
             return None
         beside = max(
-            sum(chunk.nbytes for p in sources for chunk in stream.pool[p][c]) or _nbytes((state.joined or {}).get(c))
+            nbytes_of([*(x for p in sources for x in stream.pool[p][c]), *(state.joined or {}).get(c, [])])
             for c in state.columns[0]
         )
         if state.gathering and stream.used + beside > self._stream_bytes:
@@ -393,9 +424,12 @@ class Pipeline:
                 return None
             if not state.to_load:
                 continue
-            span = state.to_load[0]
-            nbytes = int(stream.work.span_bytes[span])
-            estimate = nbytes + self._session.bytes_beside(nbytes)
+            span = next((n for n in state.to_load if int(stream.work.block[n]) not in stream.busy), None)
+            if span is None:
+                return None
+            block = int(stream.work.block[span])
+            nbytes = int(stream.work.span_bytes[span] * stream.inflation)
+            estimate = nbytes + stream.session.bytes_beside(block, nbytes)
             beside = 0.0
             if any(gather.index is not None for gather in state.step.gathers):
                 # Room for one column that is joined beside its buffer.
@@ -405,15 +439,23 @@ class Pipeline:
                 idle = not any(s.loading or s.gathering for s in stream.queue)
                 if place or not idle or stream.segments or stream.current is not None:
                     return None
-            state.to_load.popleft()
+            state.to_load.remove(span)
             state.loading += 1
+            stream.busy.add(block)
             stream.used += estimate
             self._note_peak()
             return lambda span=span, estimate=estimate: self._load(stream, state, span, estimate)  # type: ignore[misc]
         return None
 
+    def _mend_task(self, stream: _Stream) -> Callable[[], None] | None:
+        state = stream.queue[0] if stream.queue else None
+        if state is None or not state.broken or state.mending or state.to_load or state.loading or state.failed:
+            return None
+        state.mending = True
+        return lambda: self._mend(stream, state)
+
     def _note_peak(self) -> None:
-        self._stats.peak_bytes = max(self._stats.peak_bytes, sum(s.used for s in self._streams))
+        self._stats.peak_bytes = max(self._stats.peak_bytes, self._reserved_bytes + sum(s.used for s in self._streams))
 
     # The tasks themselves run without the lock, and take it to hand over what they made.
 
@@ -435,26 +477,30 @@ class Pipeline:
         block, start, stop = int(work.block[span]), int(work.start[span]), int(work.stop[span])
         began = time.perf_counter()
         try:
-            table = self._session.read(block, start, stop)
+            table = stream.session.read(block, start, stop)
             if table.num_rows != stop - start:
                 raise ReadError(f"block {block}: {table.num_rows} rows came where {stop - start} were asked for")
         except CorgiArrowError as error:
             with self._lock:
-                state.failed = error
+                stream.busy.discard(block)
                 state.loading -= 1
                 stream.used -= estimate
+                if self._skip_errors and _is_broken(error):
+                    state.broken.append(span)
+                    self._stats.skipped_rows += stop - start
+                    self._stats.skipped.setdefault(str(error).partition(": ")[0], str(error))
+                else:
+                    state.failed = error
                 self._rows_ready.notify_all()
                 self._tasks_changed.notify_all()
             return
         piece: Piece = [column.chunks for column in table.columns]
-        nbytes = table.nbytes
-        if self._first_ids is not None:
-            first = int(self._first_ids[block])
-            piece.append([pa.array(np.arange(first + start, first + stop))])
-            nbytes += 8 * (stop - start)
+        nbytes = sum(nbytes_of(chunks, not work.in_pieces[span]) for chunks in piece)
         taken = time.perf_counter() - began
         with self._lock:
+            stream.busy.discard(block)
             stream.used += nbytes - estimate
+            stream.inflation = max(nbytes / max(int(work.span_bytes[span]), 1), 0.9 * stream.inflation, 1.0)
             stream.pool[span] = piece
             stream.pool_bytes[span] = nbytes
             state.loading -= 1
@@ -465,8 +511,52 @@ class Pipeline:
             self._note_peak()
             self._tasks_changed.notify_all()
 
+    def _mend(self, stream: _Stream, state: _StepState) -> None:
+        """Put repeats of other rows of the buffer where rows could not be read."""
+        whole = [span for span in state.step.load if span not in state.broken]
+        rows = stream.work.stop - stream.work.start
+        piece = stream.pool[whole[0]] if whole else self._rows_elsewhere(stream, state.broken[0])
+        held = sum(len(chunk) for chunk in piece[0])
+        made: dict[int, Piece] = {}
+        for span in state.broken:
+            index = pa.array(np.arange(rows[span]) % held)
+            made[span] = [
+                [take(join(chunks, field.type), index)] if fits(chunks) else take_from_bins(chunks, index, field.type)
+                for chunks, field in zip(piece, self._schema, strict=True)
+            ]
+        with self._lock:
+            for span, mended in made.items():
+                stream.pool[span] = mended
+                stream.pool_bytes[span] = sum(map(nbytes_of, mended))
+                stream.used += stream.pool_bytes[span]
+            state.broken = []
+            self._tasks_changed.notify_all()
+
+    def _rows_elsewhere(self, stream: _Stream, broken: int) -> Piece:
+        """Read the next span of the stream that can be read: the same one whatever was read before."""
+        work = stream.work
+        session = work.open_session()
+        try:
+            for span in (*range(broken + 1, len(work.block)), *range(broken - 1, -1, -1)):
+                try:
+                    table = session.read(int(work.block[span]), int(work.start[span]), int(work.stop[span]))
+                except CorgiArrowError as error:
+                    if not _is_broken(error):
+                        raise
+                else:
+                    return [column.chunks for column in table.columns]
+                if self._closed:
+                    break
+        finally:
+            session.stop()
+            session.close()
+        raise ReadError(
+            f"{next(iter(self._stats.skipped.values()), '')}; nor can any other block of this stream be read"
+        )
+
     def _note_fetched(self) -> None:
-        fetched, fetch_s = self._session.fetched_bytes, self._session.fetch_s
+        fetched = sum(s.session.fetched_bytes for s in self._streams)
+        fetch_s = sum(s.session.fetch_s for s in self._streams)
         self._stats.fetched_bytes += fetched - self._fetched
         self._stats.read_s += fetch_s - self._fetch_s
         self._stats.decode_s -= fetch_s - self._fetch_s
@@ -501,10 +591,11 @@ class Pipeline:
         chunks = [chunk for piece in sources for chunk in stream.pool[piece][column]]
         for piece in sources:
             stream.pool[piece][column] = []
+        kind = self._schema.field(column).type
         if any(index is not None for _, index in gathers):
-            chunks = [_join(chunks, self._schema.field(column).type)]
+            chunks = _as_few(chunks, kind)
         for gather, index in gathers:
-            made = chunks if index is None else [_ARRAY_TAKE.call([chunks[0], part], _TAKE) for part in index]
+            made = chunks if index is None else [array for part in index for array in _taken(chunks, part, kind)]
             if gather.piece is None:
                 state.out[column] = made
             else:
@@ -515,15 +606,16 @@ class Pipeline:
         gather, index = indexed
         assert index is not None
         assert state.joined is not None
+        kind = self._schema.field(column).type
         if state.hurried:
             chunks = [chunk for piece in gather.sources for chunk in stream.pool[piece][column]]
             for piece in gather.sources:
                 stream.pool[piece][column] = []
-            state.joined[column] = _join(chunks, self._schema.field(column).type)
-            state.out[column] = [_ARRAY_TAKE.call([state.joined[column], index[0]], _TAKE)]
+            state.joined[column] = _as_few(chunks, kind)
+            state.out[column] = _taken(state.joined[column], index[0], kind)
         else:
             joined = state.joined.pop(column)
-            state.out[column] = [_ARRAY_TAKE.call([joined, part], _TAKE) for part in index[1:]]
+            state.out[column] = [array for part in index[1:] for array in _taken(joined, part, kind)]
 
     def _index_slices(self, stream: _Stream, gather: Gather) -> Chunks | None:
         """Cut a gather's index where segments end: on the batch grid, in about eight parts."""
@@ -542,7 +634,7 @@ class Pipeline:
             del stream.pool[piece]
             stream.used -= stream.pool_bytes.pop(piece)
         for number, piece_columns in state.made.items():
-            nbytes = sum(chunk.nbytes for chunks in piece_columns for chunk in chunks)
+            nbytes = sum(map(nbytes_of, piece_columns))
             stream.pool[number] = piece_columns
             stream.pool_bytes[number] = nbytes
             stream.used += nbytes
@@ -581,14 +673,18 @@ def _by_sources(gathers: Iterable[_Indexed]) -> list[list[_Indexed]]:
     return list(groups.values())
 
 
-def _nbytes(array: pa.Array | None) -> int:
-    return 0 if array is None else int(array.nbytes)
+def _as_few(chunks: Chunks, kind: pa.DataType) -> Chunks:
+    """Join chunks where they fit into one array."""
+    return [join(chunks, kind)] if fits(chunks) else chunks
 
 
-def _join(chunks: Chunks, kind: pa.DataType) -> pa.Array:
-    if not chunks:
-        return pa.array([], kind)
-    return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+def _taken(chunks: Chunks, index: pa.Array, kind: pa.DataType) -> Chunks:
+    return [take(chunks[0], index)] if len(chunks) == 1 else take_from_bins(chunks, index, kind)
+
+
+def _is_broken(error: CorgiArrowError) -> bool:
+    """Whether an error tells of broken data, rather than of a storage that does not answer or of data exchanged."""
+    return isinstance(error, ReadError) and not isinstance(error, SourceChangedError)
 
 
 _LIVE: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()

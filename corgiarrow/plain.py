@@ -4,10 +4,9 @@ import contextlib
 from collections.abc import Sequence
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from corgiarrow.errors import ReadError, StorageError
-from corgiarrow.index import BlockIndex
+from corgiarrow.index import BlockIndex, open_parquet
 from corgiarrow.storage import redact
 
 
@@ -37,9 +36,7 @@ def read_plain(index: BlockIndex, groups: Sequence[int], columns: Sequence[str])
             if not storage.is_local:
                 origin = stack.enter_context(storage.fs.open(origin, "rb"))
             footer = index.footer(file)
-            reader = stack.enter_context(
-                pq.ParquetFile(origin, metadata=footer, pre_buffer=False, buffer_size=0)
-            )
+            reader = stack.enter_context(open_parquet(origin, footer))
             return reader.read_row_groups(numbers, columns=list(columns), use_threads=False)
     except (ReadError, StorageError):
         raise

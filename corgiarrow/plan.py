@@ -150,6 +150,10 @@ class EpochPlan:
         What the random bits follow from.
     streams, batch_size
         Logical readers, and rows of a batch.
+    pieces
+        Pieces of equal rows, give or take one, in which each block is read, int64 [blocks]; None reads all whole.
+    open_blocks
+        Blocks in several pieces that are read at a time.
     """
 
     block_rows: Int64s = field(repr=False)
@@ -159,6 +163,8 @@ class EpochPlan:
     epoch: int
     streams: int
     batch_size: int
+    pieces: Int64s | None = field(default=None, repr=False)
+    open_blocks: int = 1
 
     def __post_init__(self) -> None:
         check_streams(self.num_rows, self.batch_size, self.streams)
@@ -184,13 +190,21 @@ class EpochPlan:
         return np.cumsum(self.block_rows) - self.block_rows
 
     @cached_property
-    def _line(self) -> tuple[Int64s, Int64s]:
-        order = self.strategy.block_order(len(self.block_rows), block_bits(self.seed, self.order_epoch))
-        return order, np.cumsum(self.block_rows[order])
+    def _line(self) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        """Block, first and one-past-last row of each span of the epoch, and where in the epoch it ends."""
+        bits = block_bits(self.seed, self.order_epoch)
+        block, piece = self.strategy.piece_order(len(self.block_rows), self.pieces, self.open_blocks, bits)
+        rows = self.block_rows[block]
+        if self.pieces is None:
+            start, stop = np.zeros_like(rows), rows
+        else:
+            count = self.pieces[block]
+            start, stop = rows * piece // count, rows * (piece + 1) // count
+        return block, start, stop, np.cumsum(stop - start)
 
     def stream(self, stream: int) -> StreamPlan:
         """Return what stream number `stream` reads and emits."""
-        order, ends = self._line
+        line_block, line_start, line_stop, ends = self._line
         short, extra = divmod(self.num_batches, self.streams)
         # The stream of the epoch's last batch comes last in the line, so that only that batch can be short.
         place = (stream - extra) % self.streams
@@ -200,11 +214,10 @@ class EpochPlan:
         end = min(begin + batches * self.batch_size, self.num_rows)
         first = int(np.searchsorted(ends, begin, side="right"))
         last = int(np.searchsorted(ends, end, side="left")) + 1 if end > begin else first
-        block = order[first:last]
-        start = np.zeros(len(block), dtype=np.int64)
-        stop = self.block_rows[block]
+        block = line_block[first:last]
+        start, stop = line_start[first:last].copy(), line_stop[first:last].copy()
         if len(block):
-            start[0] = begin - (ends[first] - stop[0])
+            start[0] = stop[0] - (ends[first] - begin)
             stop[-1] -= ends[last - 1] - end
         return StreamPlan(self, stream, batches, end - begin, block, start, stop)
 

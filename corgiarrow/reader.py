@@ -1,28 +1,34 @@
 """The reader: where a plan meets I/O, and the owner of the position."""
 
 import hashlib
+import logging
 import os
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from corgiarrow import budget
 from corgiarrow.errors import OptionError, StateMismatchError
-from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex
+from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex, check_on_error
 from corgiarrow.pipeline import Pipeline, Stats, StreamInput
 from corgiarrow.plan import EpochPlan, Part, check_streams
 from corgiarrow.randomness import ORDER_VERSION, check_seed
+from corgiarrow.schemas import SchemaRequest
 from corgiarrow.sources import BlockSource
 from corgiarrow.sources.parquet import ParquetSource
 from corgiarrow.storage import StorageOptions
 from corgiarrow.strategies import Strategy, as_strategy
 
 Data = str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | BlockIndex | BlockSource
+
+_LOG = logging.getLogger("corgiarrow")
 
 PROVENANCE = ("_file", "_row_group", "_row")
 """Columns that ``provenance=True`` adds."""
@@ -34,6 +40,7 @@ _MISMATCHES = {
     "data": "the fingerprints of files, row groups and schema differ, so it belongs to other data",
     "blocks": "row groups are merged into other blocks, as with another block_bytes or other columns",
     "columns": "the names of the columns read, or their order, differ",
+    "pieces": "another budget or number of streams reads large row groups in other pieces; give the same memory",
     "buffer_blocks": "another budget or number of streams merges other buffers; give buffer_blocks to fix it",
 }
 """What to say of a difference whose values tell a person little."""
@@ -50,7 +57,7 @@ class Reader:
     data
         Path, URL, glob, folder, a list of them, a :class:`BlockIndex`, or any :class:`BlockSource`.
     columns
-        Names of the columns to read; None for all.
+        Names of the columns to read; None for all. ``"a.b"`` is field ``b`` of struct column ``a``.
     batch_size
         Rows of a batch.
     drop_last
@@ -66,6 +73,14 @@ class Reader:
     block_bytes
         Small row groups of one file are merged towards blocks of so many bytes on disk, see
         :data:`corgiarrow.index.MIN_BLOCKS`.
+    schema
+        Types to give to columns, by name: what files store is cast to them where no value is lost.
+    filter
+        Which rows to read, a pyarrow expression such as ``pc.field("year") == 2024``. Rows for which it is null are
+        dropped. Rows are counted first, in the columns that the filter names.
+    on_error
+        ``"raise"``, or ``"skip"``: in the place of rows that cannot be read come repeats from the same buffer, counted
+        and listed in :attr:`stats`; files whose footer cannot be read are left out.
     seed
         The order is a function of it, in [0, 2³²).
     rank, world_size
@@ -108,6 +123,9 @@ class Reader:
         buffer_blocks: int | None = None,
         buffer_fraction: float | None = None,
         block_bytes: int | str = DEFAULT_BLOCK_BYTES,
+        schema: SchemaRequest | None = None,
+        filter: pc.Expression | None = None,
+        on_error: str = "raise",
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -132,7 +150,9 @@ class Reader:
         self._threads = threads or min(len(os.sched_getaffinity(0)), 8)
         self._provenance = provenance
         self._progress = progress
-        self._source = _open_source(data, columns, block_bytes, storage_options, filesystem)
+        self._skip_errors = check_on_error(on_error) == "skip"
+        given = {"schema": schema, "storage_options": storage_options, "filesystem": filesystem}
+        self._source = _open_source(data, columns, block_bytes, filter, on_error, self._threads, given)
         if provenance and (taken := set(PROVENANCE) & set(self._source.schema.names)):
             raise OptionError(f"provenance=True adds columns {PROVENANCE}, but the data has {sorted(taken)} already")
         self._streams_asked = streams
@@ -155,9 +175,10 @@ class Reader:
             )
         check_streams(self.num_rows, self._batch_size, streams)
         self._streams = streams
-        self._budget = budget.resolve(
-            self._request, self._source.block_bytes, self._source.largest_column, self._strategy, streams
+        sizes = budget.Sizes(
+            self._source.block_rows, self._source.block_bytes, self._source.largest_column, self._source.cursor_bytes
         )
+        self._budget = budget.resolve(self._request, sizes, self._strategy, streams)
 
     def __enter__(self) -> Self:
         return self
@@ -235,6 +256,8 @@ class Reader:
             epoch=self._epoch if epoch is None else check_seed("epoch", epoch),
             streams=self._streams,
             batch_size=self._batch_size,
+            pieces=self._budget.pieces,
+            open_blocks=self._budget.open_blocks,
         )
 
     def set_epoch(self, epoch: int) -> None:
@@ -316,6 +339,7 @@ class Reader:
 
     def _identity(self) -> dict[str, int | str]:
         """What the order depends on, by name."""
+        pieces = self._budget.pieces
         parameters = ",".join(f"{k}={v}" for k, v in self._strategy.parameters().items())
         return {
             "order_version": ORDER_VERSION,
@@ -324,6 +348,7 @@ class Reader:
             "columns": _digest("\0".join(self._source.schema.names).encode()),
             "shuffle": f"{self._strategy.name}({parameters})",
             "buffer_blocks": self._budget.buffer_blocks,
+            "pieces": "" if pieces is None else f"{_digest(pieces.astype('<i8').tobytes())}/{self._budget.open_blocks}",
             "batch_size": self._batch_size,
             "seed": self._seed,
         }
@@ -353,24 +378,34 @@ class Reader:
         streams = [plan.stream(s) for s in mine]
         nexts = [-(-(begin - place) // len(mine)) for place in range(len(mine))]
         inputs = []
+        pieces = self._budget.pieces
+        # Where fewer blocks are open than threads run, several threads read one of them together.
+        together = -(-self._threads // (self._budget.open_blocks * len(mine)))
+        open_session = partial(self._source.session, pieces, threads=together, row_ids=self._provenance)
+        skipped_before = set(self._stats.skipped)
         for stream, batch in zip(streams, nexts, strict=True):
             skip, steps = stream.steps(batch)
             bytes_a_row = self._source.block_bytes[stream.block] / self._source.block_rows[stream.block]
             span_bytes = (bytes_a_row * stream.rows).astype(np.int64)
-            inputs.append(StreamInput(steps, stream.block, stream.start, stream.stop, span_bytes, skip))
+            in_pieces = np.zeros(len(stream.block), np.bool_) if pieces is None else pieces[stream.block] > 1
+            inputs.append(
+                StreamInput(
+                    open_session, steps, stream.block, stream.start, stream.stop, span_bytes, in_pieces, skip
+                )
+            )
         again: dict[int, pa.RecordBatch] = {}
         with (
             _progress_bar(self._progress, plan.epoch, begin, total) as advance,
             Pipeline(
-                self._source.session(),
                 self._source.schema,
                 inputs,
                 batch_size=self._batch_size,
-                stream_bytes=self._budget.stream_bytes,
+                stream_bytes=self._budget.stream_bytes - self._budget.cursor_bytes,
                 largest_column=self._source.largest_column,
                 threads=self._threads,
                 stats=self._stats,
-                first_ids=plan.first_id if self._provenance else None,
+                skip_errors=self._skip_errors,
+                reserved_bytes=self._budget.cursor_bytes * len(mine),
             ) as pipeline,
         ):
             for number in range(begin, total):
@@ -396,6 +431,8 @@ class Reader:
                 if advance is not None:
                     advance()
                 yield batch
+        if new := [text for name, text in self._stats.skipped.items() if name not in skipped_before]:
+            _LOG.warning("%d blocks could not be read, repeats came in their place: %s", len(new), "; ".join(new))
 
     def _located(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         located = self._source.locate(batch.column(batch.num_columns - 1).to_numpy())
@@ -407,19 +444,23 @@ def _open_source(
     data: Data,
     columns: Sequence[str] | None,
     block_bytes: int | str,
-    storage_options: StorageOptions | None,
-    filesystem: fsspec.AbstractFileSystem | None,
+    filter: pc.Expression | None,
+    on_error: str,
+    threads: int,
+    given: Mapping[str, Any],
 ) -> BlockSource:
     if isinstance(columns, str):
         raise OptionError(f"columns={columns!r} must be a list of names: give columns=[{columns!r}]")
-    if isinstance(data, BlockIndex):
-        return ParquetSource(data, columns, block_bytes)
-    if isinstance(data, BlockSource):
-        if columns is not None:
-            raise OptionError("columns= goes with Parquet: choose the columns of a block source when you make it")
+    if isinstance(data, BlockSource) and not isinstance(data, BlockIndex):
+        for name, value in (("columns", columns), ("filter", filter), ("schema", given["schema"])):
+            if value is not None:
+                raise OptionError(f"{name}= goes with Parquet: choose it when you make the block source")
         return data
-    index = BlockIndex.build(data, storage_options=storage_options, filesystem=filesystem)
-    return ParquetSource(index, columns, block_bytes)
+    if not isinstance(data, BlockIndex):
+        data = BlockIndex.build(data, filter=filter, on_error=on_error, **given)
+    elif given["schema"] is not None:
+        raise OptionError("schema= goes with a path: give it to BlockIndex.build, which unifies the files' types")
+    return ParquetSource(data, columns, block_bytes, filter=filter, threads=threads)
 
 
 class _progress_bar:  # noqa: N801 - reads as a word in `with _progress_bar(…) as advance:`

@@ -66,6 +66,8 @@ class Strategy(ABC):
     merges_all: ClassVar[bool] = False
     """Whether one buffer holds everything that a stream reads in an epoch."""
     reorders_each_epoch: ClassVar[bool] = True
+    mixes_pieces: ClassVar[bool] = False
+    """Whether pieces of several blocks that are too large to be held whole are read in turn."""
 
     @abstractmethod
     def buffer_blocks(self, num_blocks: int, asked: int) -> int:
@@ -74,6 +76,40 @@ class Strategy(ABC):
     def block_order(self, num_blocks: int, bits: Bits) -> Int64s:
         """Order in which an epoch visits its blocks, int64 [num_blocks]."""
         return permutation(num_blocks, bits).astype(np.int64)
+
+    def piece_order(
+        self, num_blocks: int, pieces: Int64s | None, open_blocks: int, bits: Bits
+    ) -> tuple[Int64s, Int64s]:
+        """Order in which an epoch visits its blocks, in pieces where they are large.
+
+        A block's pieces come in ascending order, since it is read from its start to its end.
+
+        Parameters
+        ----------
+        pieces
+            Pieces of each block, int64 [blocks]; None for one each.
+        open_blocks
+            Blocks in several pieces that may be read at a time.
+
+        Returns
+        -------
+        Block, and number of the piece in it, int64 [all pieces].
+        """
+        order = self.block_order(num_blocks, bits)
+        if pieces is None:
+            return order, np.zeros(num_blocks, dtype=np.int64)
+        counts = pieces[order]
+        block = np.repeat(order, counts)
+        if self.mixes_pieces:
+            # Blocks in several pieces go together in groups of `open_blocks`; small ones stay near their place.
+            large = counts > 1
+            group = np.repeat((np.cumsum(large) - large) // open_blocks, counts)
+            shuffled = permutation(len(block), bits).astype(np.int64)
+            block = block[shuffled[np.argsort(group[shuffled], kind="stable")]]
+        places = np.argsort(block, kind="stable")
+        piece = np.empty(len(block), dtype=np.int64)
+        piece[places] = np.arange(len(block)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        return block, piece
 
     @abstractmethod
     def emitted(self, rows: Int64s, buffer_blocks: int) -> Int64s:
@@ -135,6 +171,7 @@ class CorgiPile(Strategy):
     """
 
     name: ClassVar[str] = "corgipile"
+    mixes_pieces: ClassVar[bool] = True
 
     def buffer_blocks(self, num_blocks: int, asked: int) -> int:
         return min(asked, num_blocks)
@@ -149,7 +186,6 @@ class CorgiPile(Strategy):
             total = int(rows[load[0] : load[-1] + 1].sum())
             yield Step(load, (Gather(load, as_index(permutation(total, bits(step)))),))
 
-
     @staticmethod
     def _starts(spans: int, buffer_blocks: int) -> Int64s:
         """First span of each step, int64 [steps]."""
@@ -163,6 +199,7 @@ class EpochShuffle(CorgiPile):
     name: ClassVar[str] = "epoch"
     memory_factor: ClassVar[float] = 1.25
     merges_all: ClassVar[bool] = True
+    mixes_pieces: ClassVar[bool] = False
 
     def buffer_blocks(self, num_blocks: int, asked: int) -> int:
         return num_blocks

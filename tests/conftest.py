@@ -63,6 +63,7 @@ class ArraySource:
 
     schema = pa.schema([pa.field("id", pa.int64())])
     largest_column = 1.0
+    cursor_bytes = None
 
     def __init__(self, block_rows: Sequence[int]):
         self.block_rows = np.array(block_rows, dtype=np.int64)
@@ -71,7 +72,7 @@ class ArraySource:
         self.first = np.cumsum(self.block_rows) - self.block_rows
         self.reads: list[tuple[int, int, int]] = []
 
-    def session(self) -> "ArraySession":
+    def session(self, pieces: object = None, *, threads: int = 1, row_ids: bool = False) -> "ArraySession":
         return ArraySession(self)
 
     def locate(self, row_ids: np.ndarray) -> pa.RecordBatch:
@@ -87,14 +88,18 @@ class ArraySession:
 
     def __init__(self, source: ArraySource):
         self.source = source
+        self.schema = source.schema
 
     def read(self, block: int, start: int, stop: int) -> pa.Table:
         self.source.reads.append((block, start, stop))
         first = self.source.first[block]
         return pa.table([np.arange(first + start, first + stop)], schema=self.source.schema)
 
-    def bytes_beside(self, nbytes: int) -> int:
+    def bytes_beside(self, block: int, nbytes: int) -> int:
         return 0
+
+    def stop(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

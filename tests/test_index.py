@@ -13,8 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import corgiarrow as ca
-from corgiarrow.index import MIN_BLOCKS, FooterCache, fixed_bytes, leaf_columns
+from corgiarrow.index import MIN_BLOCKS, FooterCache
+from corgiarrow.schemas import Column, FileLayout, fixed_bytes
 from corgiarrow.storage import FileInfo, Storage
+
+SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.int64())])
+A, B = (Column(field, (field.name,)) for field in SCHEMA)
 
 
 def synthetic(files: list[list[int]], disk: list[int] | None = None) -> ca.BlockIndex:
@@ -23,7 +27,9 @@ def synthetic(files: list[list[int]], disk: list[int] | None = None) -> ca.Block
     rows = np.array([r for groups in files for r in groups], dtype=np.int64)
     return ca.BlockIndex(
         storage=Storage("/nowhere", "/nowhere", {}),
-        schema=pa.schema([("a", pa.int64()), ("b", pa.int64())]),
+        schema=SCHEMA,
+        layouts=(FileLayout(SCHEMA, ("a", "b")),),
+        file_layout=np.zeros(len(files), dtype=np.int64),
         files=tuple(FileInfo(f"{n}.parquet", 1, "") for n in range(len(files))),
         group_file=np.repeat(np.arange(len(files)), counts),
         group_number=np.concatenate([np.arange(c) for c in counts]),
@@ -37,7 +43,7 @@ def synthetic(files: list[list[int]], disk: list[int] | None = None) -> ca.Block
 @given(st.lists(st.lists(st.integers(0, 50), max_size=6), min_size=1, max_size=5), st.integers(1, 10_000))
 def test_few_row_groups_are_never_merged(files: list[list[int]], block_bytes: int) -> None:
     index = synthetic(files)
-    first, stop = index.merge(["a"], block_bytes)
+    first, stop = index.merge([A], block_bytes, index.group_rows)
     assert first.tolist() == [g for g, rows in enumerate(index.group_rows) if rows]
     assert all(index.group_rows[a + 1 : b].sum() == 0 for a, b in zip(first, stop, strict=True))
 
@@ -48,7 +54,7 @@ def test_merging_keeps_the_rows_and_enough_blocks(files: int, groups: int, block
     cut = np.sort(rng.integers(0, groups, files - 1))
     rows = rng.integers(0, 100, groups)
     index = synthetic([part.tolist() for part in np.split(rows, cut)])
-    first, stop = index.merge(["a"], block_bytes)
+    first, stop = index.merge([A], block_bytes, index.group_rows)
     held = np.flatnonzero(index.group_rows)
     covered = np.concatenate([np.arange(a, b) for a, b in zip(first, stop, strict=True)])
     assert set(held) <= set(covered)
@@ -62,7 +68,8 @@ def test_merging_keeps_the_rows_and_enough_blocks(files: int, groups: int, block
 
 def test_only_the_columns_read_count_for_merging() -> None:
     index = synthetic([[10] * 8000])
-    assert len(index.merge(["a"], 640)[0]) * 2 == len(index.merge(["a", "b"], 640)[0])
+    one, two = (index.merge(columns, 640, index.group_rows)[0] for columns in ([A], [A, B]))
+    assert len(one) * 2 == len(two)
 
 
 def test_merged_blocks_read_like_row_groups(tmp_path: Path) -> None:
@@ -172,7 +179,10 @@ def test_widths_and_leaves() -> None:
             ("d", pa.list_(pa.uint8(), 3)),
         ]
     )
-    assert leaf_columns(schema) == {"a": range(0, 1), "b": range(1, 4), "c": range(4, 6), "d": range(6, 7)}
+    layout = FileLayout(schema, ("a", "b.x", "b.y.p", "b.y.q", "c.key", "c.value", "d"))
+    leaves = {name: layout.leaves(name) for name in schema.names}
+    assert leaves == {"a": range(0, 1), "b": range(1, 4), "c": range(4, 6), "d": range(6, 7)}
+    assert layout.leaves("e") == range(0)
 
 
 def test_a_nested_column_is_read_by_its_name(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Where blocks come from: the interface that order and pipeline see."""
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -10,15 +11,22 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Session(Protocol):
-    """One pass of reading. Threads may call :meth:`read` at the same time."""
+    """One pass of one stream. Threads may call :meth:`read` at the same time, for different blocks."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the tables: the source's, but a column may come as a dictionary of its type; and the rows' ids."""
+
+    def stop(self) -> None:
+        """Let reads that still run stop soon."""
 
     def close(self) -> None:
-        """End the pass: reads that still run stop soon."""
+        """Let go of everything; no read runs any more."""
 
     def read(self, block: int, start: int, stop: int) -> pa.Table:
         """Read rows ``start .. stop`` of a block; the table keeps no other row's memory alive.
 
-        The spans of one block are asked for in ascending order.
+        The spans of one block are asked for one after the other, in ascending order.
 
         Raises
         ------
@@ -26,7 +34,7 @@ class Session(Protocol):
             They cannot be read; the text names file and row group.
         """
 
-    def bytes_beside(self, nbytes: int) -> int:
+    def bytes_beside(self, block: int, nbytes: int) -> int:
         """Estimate what one call of :meth:`read` holds beside a result of `nbytes` bytes."""
 
     @property
@@ -62,8 +70,22 @@ class BlockSource(Protocol):
     def largest_column(self) -> float:
         """Part of ``block_bytes`` that the largest column takes, in [0, 1]."""
 
-    def session(self) -> Session:
-        """Start a pass of reading."""
+    @property
+    def cursor_bytes(self) -> Callable[[Int64s], int] | None:
+        """Says how much reading one of some blocks in pieces holds beside them, at most; None where it cannot."""
+
+    def session(self, pieces: Int64s | None = None, *, threads: int = 1, row_ids: bool = False) -> Session:
+        """Start a pass of reading.
+
+        Parameters
+        ----------
+        pieces
+            Pieces in which each block will be read, int64 [blocks]; None reads all whole.
+        threads
+            Threads that may read one piece together.
+        row_ids
+            Add each row's id as a last column: what :meth:`locate` takes.
+        """
 
     def locate(self, row_ids: Int64s) -> pa.RecordBatch:
         """Say where rows lie: columns ``_file`` (string), ``_row_group`` (int32), ``_row`` (int64, in its row group).
@@ -71,7 +93,7 @@ class BlockSource(Protocol):
         Parameters
         ----------
         row_ids
-            Places of the rows in the dataset, int64.
+            Ids that a session gave, int64.
         """
 
     def describe(self, block: int) -> str:

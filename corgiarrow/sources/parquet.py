@@ -1,19 +1,23 @@
 """Parquet files as a block source."""
 
-import io
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 
-from corgiarrow.errors import ReadError
-from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex, Int64s, leaf_columns
+from corgiarrow.errors import CorgiArrowError, OptionError, ReadError
+from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex, Int64s, open_parquet
+from corgiarrow.sources.cursors import Cursor, RowGroups
+from corgiarrow.sources.decode import Decoder, rows_of
+from corgiarrow.sources.filters import RowFilter
+from corgiarrow.sources.ranges import FetchedRanges, MovingWindows, coalesce
 from corgiarrow.storage import redact
 from corgiarrow.units import parse_bytes
 
@@ -27,6 +31,19 @@ _DECODE_FACTOR = 4
 _HOLE_BYTES = 64 * 1024
 """Column chunks at most so far apart are fetched in one request."""
 
+_WINDOW_BYTES = 8 * 2**20
+"""Bytes of a remote file that a cursor holds, over all columns."""
+
+_SAMPLED_BLOCKS = 64
+"""Blocks whose footers are looked at, to learn what a cursor costs."""
+
+_COUNTED_ROWS = 65_536
+"""Rows that are counted at a time."""
+
+_PAGE_ROWS = 20_000
+_PAGE_BYTES = 2**20
+"""Rows and bytes of a data page, at most, as most writers make them."""
+
 
 class ParquetSource:
     """Row groups of Parquet files, small neighbours merged, as blocks.
@@ -36,33 +53,69 @@ class ParquetSource:
     index
         The dataset's row groups.
     columns
-        Names of the columns to read; None for all.
+        Names of the columns to read; None for all. ``"a.b"`` is field ``b`` of struct column ``a``.
     block_bytes
         Bytes on disk towards which small row groups of one file are merged.
+    filter
+        Which rows to read; the columns that it needs are counted once, see :meth:`count_kept`.
+    threads
+        Threads to count with.
     """
 
     def __init__(
-        self, index: BlockIndex, columns: Sequence[str] | None = None, block_bytes: int | str = DEFAULT_BLOCK_BYTES
+        self,
+        index: BlockIndex,
+        columns: Sequence[str] | None = None,
+        block_bytes: int | str = DEFAULT_BLOCK_BYTES,
+        *,
+        filter: pc.Expression | None = None,
+        threads: int = 4,
     ):
         self.index = index
-        self.columns = index.column_names(columns)
-        self.schema = pa.schema([index.schema.field(c) for c in self.columns])
-        self.first_group, self.stop_group = index.merge(self.columns, parse_bytes("block_bytes", block_bytes))
-        group_ends = np.concatenate([[0], np.cumsum(index.group_rows)])
-        memory_ends = np.concatenate([[0], np.cumsum(index.memory_bytes(self.columns))])
-        self.block_rows: Int64s = group_ends[self.stop_group] - group_ends[self.first_group]
+        self.columns = index.columns(columns)
+        self.schema = pa.schema([c.field for c in self.columns])
+        self.row_filter = None if filter is None else RowFilter(index, filter)
+        if index.path_filter and (self.row_filter is None or self.row_filter.key != index.path_filter):
+            raise OptionError(
+                f"the index was built with a filter and lacks files that it excludes; filter={filter} is another: "
+                "build the index without filter=, or read it with the same"
+            )
+        wanted = {c.path for c in self.columns}
+        filtering = self.row_filter.columns if self.row_filter else []
+        self.decoder = Decoder(index, [*self.columns, *(c for c in filtering if c.path not in wanted)])
+        paths = [c.path for c in self.decoder.columns]
+        self.filter_places = [paths.index(c.path) for c in filtering]
+        rows = index.group_rows if self.row_filter is None else self._count_kept(threads)
+        self.kept_rows: Int64s = rows
+        """Rows of each row group that are read, int64 [row groups]."""
+        self.first_group, self.stop_group = index.merge(self.columns, parse_bytes("block_bytes", block_bytes), rows)
+        row_ends = np.concatenate([[0], np.cumsum(rows)])
+        memory = index.memory_bytes(self.columns)
+        kept_part = rows / np.maximum(index.group_rows, 1)
+        memory_ends = np.concatenate([[0], np.cumsum(np.ceil(memory * kept_part).astype(np.int64))])
+        raw_ends = np.concatenate([[0], np.cumsum(index.memory_bytes(self.decoder.columns))])
+        self.block_rows: Int64s = row_ends[self.stop_group] - row_ends[self.first_group]
+        self.block_bytes: Int64s = memory_ends[self.stop_group] - memory_ends[self.first_group]
+        self.raw_bytes: Int64s = raw_ends[self.stop_group] - raw_ends[self.first_group]
+        """Bytes of each block before its filter, int64 [blocks]."""
         column_bytes = [int(index.memory_bytes([c]).sum()) for c in self.columns]
         self.largest_column: float = max(column_bytes) / max(sum(column_bytes), 1)
-        self.block_bytes: Int64s = memory_ends[self.stop_group] - memory_ends[self.first_group]
 
     @property
     def fingerprint(self) -> str:
-        """The index's fingerprint."""
-        return self.index.fingerprint
+        """The index's fingerprint, and the filter with what it keeps."""
+        if self.row_filter is None:
+            return self.index.fingerprint
+        return self.index.fingerprint_with(self.row_filter.key, self.kept_rows)
 
-    def session(self) -> "ParquetSession":
+    def cursor_bytes(self, blocks: Int64s) -> int:
+        """Bytes that reading one of some blocks in pieces holds beside them, at most, from a sample of them."""
+        sample = blocks[:: -(-len(blocks) // _SAMPLED_BLOCKS)]
+        return int(max(self._cursor_bytes(int(block)) for block in sample))
+
+    def session(self, pieces: Int64s | None = None, *, threads: int = 1, row_ids: bool = False) -> "ParquetSession":
         """Start a pass of reading."""
-        return ParquetSession(self)
+        return ParquetSession(self, pieces, threads, row_ids)
 
     @cached_property
     def _group_ends(self) -> Int64s:
@@ -87,76 +140,211 @@ class ParquetSource:
     def describe(self, block: int) -> str:
         """Name a block by its file and row groups."""
         first, last = int(self.first_group[block]), int(self.stop_group[block]) - 1
+        return self._describe(first, last)
+
+    def _describe(self, first: int, last: int) -> str:
         file = self.index.files[self.index.group_file[first]]
         numbers = self.index.group_number[[first, last]]
         which = f"row group {numbers[0]}" if first == last else f"row groups {numbers[0]} to {numbers[1]}"
         return f"{self.index.storage.shown(file.path)}, {which}"
 
+    def kept(self, columns: Sequence[pa.ChunkedArray]) -> Int64s:
+        """Numbers of the rows that the filter keeps, of some rows of the decoder's columns."""
+        assert self.row_filter is not None
+        return self.row_filter.kept([columns[c] for c in self.filter_places])
+
+    def _cursor_bytes(self, block: int) -> float:
+        """Pages of every column and their dictionaries, as read and as decoded."""
+        index, total = self.index, 0.0
+        file = int(index.group_file[self.first_group[block]])
+        footer = index.footer(file)
+        for group in range(self.first_group[block], self.stop_group[block]):
+            found = 0.0
+            chunks = footer.row_group(int(index.group_number[group]))
+            for leaf in self.decoder.leaf_numbers(file):
+                chunk = chunks.column(leaf)
+                rows = max(chunks.num_rows, 1)
+                nbytes = chunk.total_uncompressed_size
+                page = min(nbytes * _PAGE_ROWS / rows, _PAGE_BYTES, nbytes)
+                dictionary = 0.0
+                if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+                    part = (chunk.data_page_offset - chunk.dictionary_page_offset) / max(chunk.total_compressed_size, 1)
+                    dictionary = nbytes * max(part, 0)
+                found += 2 * page + 2 * dictionary
+            total = max(total, found)
+        return total + (0 if index.storage.is_local else 1.5 * _WINDOW_BYTES)
+
+    def _count_kept(self, threads: int) -> Int64s:
+        """Rows of each row group that the filter keeps, int64 [row groups]: counted once, then kept by the index."""
+        index, row_filter = self.index, self.row_filter
+        assert row_filter is not None
+        if row_filter.key not in index.kept_rows:
+            counts = np.zeros(len(index.group_rows), dtype=np.int64)
+            decoder = Decoder(index, row_filter.columns)
+            first = np.searchsorted(index.group_file, np.arange(len(index.files)))
+
+            def count(group: int) -> None:
+                counts[group] = _kept_in_group(index, decoder, row_filter, group)
+
+            with ThreadPoolExecutor(threads) as executor:
+
+                def possible(file: int) -> list[int]:
+                    groups = row_filter.possible(index, file, index.footer(file))
+                    return [int(first[file]) + g for g in groups if index.group_rows[first[file] + g]]
+
+                groups = [g for found in executor.map(possible, range(len(index.files))) for g in found]
+                list(executor.map(count, groups))
+            index.kept_rows[row_filter.key] = counts
+        return index.kept_rows[row_filter.key]
+
 
 class ParquetSession:
-    """One pass over a :class:`ParquetSource`; checks once a pass that each remote file is the indexed one."""
+    """One pass of one stream over a :class:`ParquetSource`; checks that each file is the indexed one."""
 
-    def __init__(self, source: ParquetSource):
+    def __init__(self, source: ParquetSource, pieces: Int64s | None, threads: int, row_ids: bool):
         self._source = source
         self._index = source.index
-        self._leaves = leaf_columns(source.index.schema)
+        self._pieces = pieces
+        self._row_ids = row_ids
+        self._parts = threads
+        self._executor = ThreadPoolExecutor(max(threads, 1), "corgiarrow-columns")
         self._lock = threading.Lock()
         self._checked: set[int] = set()
-        self._closed = False
+        self._cursors: dict[int, Cursor] = {}
+        self._stopped = False
+        held = zip(source.columns, source.decoder.held_types, strict=False)
+        fields = [c.field.with_type(kind) for c, kind in held]
+        self.schema = pa.schema(fields + [pa.field("row id", pa.int64(), nullable=False)] * row_ids)
         self.fetched_bytes = 0
         self.fetch_s = 0.0
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Let reads that still run end at their next columns."""
-        self._closed = True
+        self._stopped = True
+
+    def close(self) -> None:
+        """Close what is open; no read runs any more."""
+        for cursor in self._cursors.values():
+            cursor.close()
+        self._cursors = {}
+        self._executor.shutdown()
 
     def read(self, block: int, start: int, stop: int) -> pa.Table:
-        """Read rows ``start .. stop`` of a block, a few columns at a time."""
-        source, index = self._source, self._index
-        groups = np.arange(source.first_group[block], source.stop_group[block])
-        ends = np.cumsum(index.group_rows[groups])
-        wanted = (ends > start) & (ends - index.group_rows[groups] < stop) & (index.group_rows[groups] > 0)
-        skipped = int((ends - index.group_rows[groups])[wanted][0])
-        numbers = [int(g) for g in index.group_number[groups[wanted]]]
-        file = int(index.group_file[groups[0]])
-        rows = int(index.group_rows[groups[wanted]].sum())
+        """Read rows ``start .. stop`` of a block: through a cursor, or whole row groups a few columns at a time."""
         try:
-            columns = self._decode(file, numbers, max(int(source.block_bytes[block]), 1))
+            if self._pieces is not None and self._pieces[block] > 1:
+                columns = self._read_piece(block, start, stop)
+            else:
+                columns = self._read_groups(block, start, stop)
         except (pa.ArrowException, OSError) as error:
-            if isinstance(error, ReadError):
+            where = self._source.describe(block)
+            if isinstance(error, ReadError) and str(error).startswith("column "):
+                raise ReadError(f"{where}, {error}") from None
+            if isinstance(error, CorgiArrowError):
                 raise
-            raise ReadError(f"{source.describe(block)}: {redact(str(error))}") from None
-        table = pa.Table.from_arrays(columns, schema=source.schema)
-        if table.num_rows != rows:
-            raise ReadError(f"{source.describe(block)}: holds {table.num_rows} rows where the footer says {rows}")
-        if stop - start == rows:
-            return table
-        part = table.slice(start - skipped, stop - start)
-        copies = [pa.chunked_array([pa.concat_arrays([chunk]) for chunk in c.chunks], c.type) for c in part.columns]
-        return pa.Table.from_arrays(copies, schema=source.schema)
+            raise ReadError(f"{where}: {redact(str(error))}") from None
+        if not self._row_ids:
+            del columns[len(self.schema) :]
+        table = pa.Table.from_arrays(columns, schema=self.schema)
+        if table.num_rows != stop - start:
+            raise ReadError(
+                f"{self._source.describe(block)}: {table.num_rows} rows came where {stop - start} should be"
+            )
+        return table
 
-    def bytes_beside(self, nbytes: int) -> int:
+    def bytes_beside(self, block: int, nbytes: int) -> int:
         """Estimate what decoding holds beside its result, and the fetched bytes of a remote file."""
-        at_once = max(_group_bytes(nbytes), int(nbytes * self._source.largest_column))
-        return _DECODE_FACTOR * min(at_once, nbytes) + (0 if self._index.storage.is_local else nbytes)
+        if self._pieces is not None and self._pieces[block] > 1:
+            return min(nbytes, _GROUP_BYTES[1])  # What a cursor holds is reserved.
+        raw = max(int(self._source.raw_bytes[block]), nbytes)
+        at_once = max(_group_bytes(raw), int(raw * self._source.largest_column))
+        return _DECODE_FACTOR * min(at_once, raw) + (0 if self._index.storage.is_local else raw)
 
-    def _decode(self, file: int, row_groups: list[int], block_bytes: int) -> list[pa.ChunkedArray]:
-        names = self._source.columns
-        footer = self._index.footer(file)
+    def _read_piece(self, block: int, start: int, stop: int) -> list[pa.ChunkedArray]:
+        source, index = self._source, self._index
+        first_group, stop_group = int(source.first_group[block]), int(source.stop_group[block])
+        file = int(index.group_file[first_group])
         self._check(file)
-        at_once = max(int(len(names) * _group_bytes(block_bytes) / block_bytes), 1)
-        storage, path = self._index.storage, self._index.files[file].path
-        columns: list[pa.ChunkedArray] = []
+        cursor = self._cursors.pop(block, None)
+        if cursor is not None and cursor.position > start:
+            cursor.close()
+            cursor = None
+        try:
+            if cursor is None:
+                numbers = [int(g) for g in index.group_number[first_group:stop_group]]
+                footer = index.footer(file)
+
+                def opened(columns: Sequence[int]) -> AbstractContextManager[Any]:
+                    return self._opened_for_pieces(file, numbers, columns)
+
+                kept = None if source.row_filter is None else source.kept
+                groups = RowGroups(file, numbers, footer, opened)
+                cursor = Cursor(source.decoder, groups, kept, self._executor, self._parts)
+            cursor.skip(start - cursor.position)
+            columns = cursor.take(stop - start)
+        except BaseException:
+            if cursor is not None:
+                cursor.close()
+            raise
+        if stop == source.block_rows[block]:
+            cursor.close()
+        else:
+            self._cursors[block] = cursor
+        columns = [*columns[: len(source.columns)], pc.add(columns[-1], int(self._first_ids[first_group]))]
+        return [_owned(c) for c in columns]
+
+    @cached_property
+    def _first_ids(self) -> Int64s:
+        return np.cumsum(self._index.group_rows) - self._index.group_rows
+
+    def _read_groups(self, block: int, start: int, stop: int) -> list[pa.ChunkedArray]:
+        source = self._source
+        groups = np.arange(source.first_group[block], source.stop_group[block])
+        rows = source.kept_rows[groups]
+        ends = np.cumsum(rows)
+        wanted = (ends > start) & (ends - rows < stop) & (rows > 0)
+        skipped = int((ends - rows)[wanted][0])
+        groups = groups[wanted]
+        columns = self._decode(groups, max(int(source.raw_bytes[block]), 1))
+        if stop - start < len(columns[0]):
+            columns = [c.slice(start - skipped, stop - start) for c in columns]
+            columns = [pa.chunked_array([pa.concat_arrays([x]) for x in c.chunks], c.type) for c in columns]
+        return columns
+
+    def _decode(self, groups: Int64s, raw_bytes: int) -> list[pa.ChunkedArray]:
+        """Read row groups that neighbour in one file: the source's columns, and each row's id."""
+        source, index, decoder = self._source, self._index, self._source.decoder
+        file = int(index.group_file[groups[0]])
+        numbers = [int(g) for g in index.group_number[groups]]
+        footer = index.footer(file)
+        self._check(file)
+        names = len(source.columns)
+        at_once = max(int(names * _group_bytes(raw_bytes) / raw_bytes), 1)
+        found: dict[int, pa.ChunkedArray] = {}
+        kept: Int64s | None = None
         with (
-            self._open(file, footer, row_groups) as origin,
-            pq.ParquetFile(origin, metadata=footer, pre_buffer=False, buffer_size=0) as reader,
+            self._open(file, numbers) as origin,
+            open_parquet(origin, footer, dictionaries=decoder.dictionaries) as reader,
         ):
-            for first in range(0, len(names), at_once):
-                if self._closed:
-                    raise ReadError(f"{storage.shown(path)}: reading was stopped")
-                part = names[first : first + at_once]
-                table = reader.read_row_groups(row_groups, columns=part, use_threads=False)
-                columns += [table.column(name) for name in part]
+
+            def read(columns: list[int]) -> list[pa.ChunkedArray]:
+                if self._stopped:
+                    raise ReadError(f"{index.storage.shown(index.files[file].path)}: reading was stopped")
+                return decoder.read(reader, file, numbers, columns)
+
+            if source.row_filter is not None:
+                filtering = read(source.filter_places)
+                kept = source.row_filter.kept(filtering)
+                found = dict(zip(source.filter_places, rows_of(filtering, kept), strict=True))
+            left = [c for c in range(names) if c not in found]
+            for first in range(0, len(left), at_once):
+                part = left[first : first + at_once]
+                found.update(zip(part, rows_of(read(part), kept), strict=True))
+        columns = [found[c] for c in range(names)]
+        if self._row_ids:
+            # Row groups that neighbour are numbered without a gap.
+            ids = np.arange(index.group_rows[groups].sum()) if kept is None else kept
+            columns.append(pa.chunked_array([pa.array(ids + self._first_ids[groups[0]])]))
         return columns
 
     def _check(self, file: int) -> None:
@@ -170,89 +358,75 @@ class ParquetSession:
         with self._lock:
             self._checked.add(file)
 
-    def _open(self, file: int, footer: pq.FileMetaData, row_groups: list[int]) -> AbstractContextManager[Any]:
+    def _open(self, file: int, row_groups: list[int]) -> AbstractContextManager[Any]:
         """Open the fetched column chunks of a remote file; of a local one give the path, which Arrow opens itself."""
-        chunks = self._chunk_ranges(footer, row_groups)
+        chunks = self._source.decoder.chunk_ranges(file, self._index.footer(file), row_groups)
         storage = self._index.storage
         if storage.is_local:
             with self._lock:
                 self.fetched_bytes += sum(stop - start for start, stop in chunks)
             return nullcontext(storage.full(self._index.files[file].path))
         ranges = coalesce(chunks, _HOLE_BYTES)
+        return FetchedRanges(ranges, self._fetch(file, ranges), self._index.files[file].size)
+
+    def _opened_for_pieces(
+        self, file: int, row_groups: list[int], columns: Sequence[int]
+    ) -> AbstractContextManager[Any]:
+        storage, size = self._index.storage, self._index.files[file].size
+        if storage.is_local:
+            return nullcontext(storage.full(self._index.files[file].path))
+        chunks = self._source.decoder.chunk_ranges(file, self._index.footer(file), row_groups, columns)
+        part = len(columns) / max(len(self._source.decoder.columns), 1)
+        return MovingWindows(chunks, lambda ranges: self._fetch(file, ranges), size, int(_WINDOW_BYTES * part))
+
+    def _fetch(self, file: int, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         began = time.perf_counter()
-        found = storage.fetch(self._index.files[file].path, ranges)
+        found = self._index.storage.fetch(self._index.files[file].path, ranges)
         with self._lock:
             self.fetch_s += time.perf_counter() - began
             self.fetched_bytes += sum(stop - start for start, stop in ranges)
-        return FetchedRanges(ranges, found, self._index.files[file].size)
-
-    def _chunk_ranges(self, footer: pq.FileMetaData, row_groups: Sequence[int]) -> list[tuple[int, int]]:
-        ranges = []
-        for number in row_groups:
-            group = footer.row_group(number)
-            for name in self._source.columns:
-                for leaf in self._leaves[name]:
-                    chunk = group.column(leaf)
-                    start = chunk.data_page_offset
-                    if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-                        start = min(start, chunk.dictionary_page_offset)
-                    ranges.append((start, start + chunk.total_compressed_size))
-        return ranges
+        return found
 
 
-class FetchedRanges(io.RawIOBase):
-    """A file of which only some ranges were fetched; a read outside of them raises."""
+def _kept_in_group(index: BlockIndex, decoder: Decoder, row_filter: RowFilter, group: int) -> int:
+    """Count the rows of a row group that a filter keeps, reading only the filter's columns."""
+    file, number = int(index.group_file[group]), int(index.group_number[group])
+    rows = int(index.group_rows[group])
+    storage, path = index.storage, index.files[file].path
+    footer = index.footer(file)
+    stored = decoder.stored(file)
+    if not stored:
+        constant = [decoder.fit(file, c, None, 1) for c in range(len(decoder.columns))]
+        return rows * len(row_filter.kept(constant))
+    index.check_unchanged(file)
+    try:
+        chunks = coalesce(decoder.chunk_ranges(file, footer, [number]), _HOLE_BYTES)
+        origin: Any = nullcontext(storage.full(path))
+        if not storage.is_local:
+            origin = FetchedRanges(chunks, storage.fetch(path, chunks), index.files[file].size)
+        kept = 0
+        with origin as opened, open_parquet(opened, footer, dictionaries=decoder.dictionaries) as reader:
+            for batch in reader.iter_batches(
+                _COUNTED_ROWS, row_groups=[number], columns=decoder.names(stored), use_threads=False
+            ):
+                columns = [
+                    decoder.fit(file, c, batch if c in stored else None, batch.num_rows)
+                    for c in range(len(decoder.columns))
+                ]
+                kept += len(row_filter.kept(columns))
+        return kept
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, CorgiArrowError):
+            raise
+        where = f"{storage.shown(path)}, row group {number}, counting rows for filter="
+        raise ReadError(f"{where}: {redact(str(error))}") from None
 
-    def __init__(self, ranges: Sequence[tuple[int, int]], found: Sequence[bytes], size: int):
-        self._ranges = ranges
-        self._found = [memoryview(data) for data in found]
-        self._size = size
-        self._at = 0
 
-    def readable(self) -> bool:
-        """Say yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Say yes."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place in the file."""
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        """Return the place in the file."""
-        return self._at
-
-    def read(self, length: int = -1) -> Any:
-        """Return a view of fetched bytes.
-
-        Raises
-        ------
-        ReadError
-            They were not fetched.
-        """
-        stop = self._size if length < 0 else min(self._at + length, self._size)
-        for (first, last), data in zip(self._ranges, self._found, strict=True):
-            if first <= self._at and stop <= last:
-                view = data[self._at - first : stop - first]
-                self._at = stop
-                return view
-        raise ReadError(f"bytes {self._at} to {stop} are in no column chunk that the footer names")
+def _owned(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column whose chunks keep no larger arrays alive."""
+    chunks = [pa.concat_arrays([c]) if c.offset or c.nbytes < c.get_total_buffer_size() else c for c in column.chunks]
+    return pa.chunked_array(chunks, column.type)
 
 
 def _group_bytes(nbytes: int) -> int:
     return min(max(nbytes // _GROUPS, _GROUP_BYTES[0]), _GROUP_BYTES[1])
-
-
-def coalesce(ranges: Sequence[tuple[int, int]], hole: int) -> list[tuple[int, int]]:
-    """Merge byte ranges that lie at most `hole` bytes apart; return them in ascending order."""
-    merged: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
-        if merged and start - merged[-1][1] <= hole:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        else:
-            merged.append((start, stop))
-    return merged
