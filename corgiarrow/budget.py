@@ -14,6 +14,9 @@ DEFAULT_MEMORY = "512 MiB"
 _SHUFFLE_FACTOR = 1.15
 """The buffer, and some room for decoding, while a column is shuffled beside it."""
 
+_PERMUTATION_BYTES = 12
+"""A row's share of a permutation that is being made: a random number of 8 bytes, and then its place, of 4."""
+
 _WHOLE_BLOCKS = 8
 """A buffer that merges fewer whole blocks than this mixes little: larger blocks are read in pieces."""
 
@@ -25,6 +28,9 @@ _OPEN_BLOCKS = 8
 
 _CURSOR_PART = 0.5
 """Part of a stream's bytes that the cursors of all open blocks may take."""
+
+_MOST_CURSOR_PART = 0.8
+"""Part that a single cursor may take where there is no other way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +68,9 @@ class Budget:
     buffer_blocks
         Blocks, or pieces of blocks, that one buffer of one stream merges (the paper's n, of one process).
     stream_bytes
-        Bytes of one stream: its buffer, what is read ahead, what is being decoded and shuffled, and `cursor_bytes`.
-    cursor_bytes
-        Bytes set aside for blocks that are open while they are read in pieces.
+        Bytes of one stream: its buffer, what is read ahead, what is being decoded and shuffled, and `reserved_bytes`.
+    reserved_bytes
+        Bytes set aside for blocks that are open while they are read in pieces, and for a buffer's permutation.
     pieces
         Pieces in which each block is read, int64 [blocks]; None where all are read whole.
     open_blocks
@@ -73,7 +79,7 @@ class Budget:
 
     buffer_blocks: int
     stream_bytes: int
-    cursor_bytes: int = 0
+    reserved_bytes: int = 0
     pieces: Int64s | None = field(default=None, compare=False)
     open_blocks: int = 1
 
@@ -110,12 +116,13 @@ def resolve(request: Request, sizes: Sizes, strategy: Strategy, streams: int) ->
     if not len(sizes.nbytes):
         return Budget(1, parse_bytes("memory", request.memory or DEFAULT_MEMORY))
     factor = max(strategy.memory_factor, _SHUFFLE_FACTOR + sizes.largest_column if strategy.copies else 0)
-    needed = _needed(sizes.nbytes, factor, strategy, streams)
+    each = _PERMUTATION_BYTES if strategy.copies else 0
+    needed = _needed(sizes.nbytes, factor, strategy, streams) + each * _needed(sizes.rows, 1.0, strategy, streams)
     if request.buffer_blocks is None and request.buffer_fraction is None:
         memory = parse_bytes("memory", request.memory or DEFAULT_MEMORY)
         option, room = f"memory of {show_bytes(memory)}", memory // streams
         fits = int(np.searchsorted(needed, room, side="right"))
-        in_pieces = _in_pieces(sizes, factor, strategy, room, fits)
+        in_pieces = _in_pieces(sizes, factor, strategy, room, fits, each)
         if in_pieces is not None:
             return in_pieces
     else:
@@ -126,7 +133,7 @@ def resolve(request: Request, sizes: Sizes, strategy: Strategy, streams: int) ->
         room = int(needed[fits - 1] + 2 * sizes.nbytes.max())
     asked = strategy.buffer_blocks(len(sizes.nbytes), max(fits, 1))
     if fits < asked:
-        remedy = f"memory='{-(-int(needed[asked - 1]) * streams // 2**20)} MiB'"
+        remedy = f"memory='{-(-_least(sizes, factor, strategy, int(needed[asked - 1])) * streams // 2**20)} MiB'"
         if request.buffer_blocks or request.buffer_fraction:
             remedy = f"buffer_blocks={asked * (1 if strategy.merges_all else streams)}"
         raise BudgetError(
@@ -135,7 +142,15 @@ def resolve(request: Request, sizes: Sizes, strategy: Strategy, streams: int) ->
             + (", or fewer streams" if streams > 1 else "")
             + (", or rewrite the data in smaller row groups" if asked == 1 else "")
         )
-    return Budget(asked, room)
+    return Budget(asked, room, each * int(_needed(sizes.rows, 1.0, strategy, streams)[asked - 1]))
+
+
+def _least(sizes: Sizes, factor: float, strategy: Strategy, whole: int) -> int:
+    """Bytes with which a stream can go on: what whole blocks need, or less where they can be read in pieces."""
+    room = 2**20
+    while room < whole and _in_pieces(sizes, factor, strategy, room, 0, _PERMUTATION_BYTES) is None:
+        room += max(room // 16, 1)
+    return min(room, whole)
 
 
 def _needed(nbytes: Int64s, factor: float, strategy: Strategy, streams: int) -> Int64s:
@@ -148,8 +163,18 @@ def _needed(nbytes: Int64s, factor: float, strategy: Strategy, streams: int) -> 
     return np.asarray(np.cumsum(np.sort(nbytes)[::-1]) * factor, dtype=np.int64)
 
 
-def _in_pieces(sizes: Sizes, factor: float, strategy: Strategy, room: int, fits: int) -> Budget | None:
-    """Return a budget that reads large blocks in pieces, or None where whole blocks serve as well or better."""
+def _in_pieces(sizes: Sizes, factor: float, strategy: Strategy, room: int, fits: int, each: int) -> Budget | None:
+    """Return a budget that reads large blocks in pieces, or None where whole blocks serve as well or better.
+
+    Parameters
+    ----------
+    room
+        Bytes of a stream.
+    fits
+        Whole blocks that a buffer of so many bytes could merge.
+    each
+        Bytes of a permutation for each row.
+    """
     enough = min(_WHOLE_BLOCKS, len(sizes.nbytes)) if strategy.mixes_pieces else 1
     if strategy.merges_all or fits >= enough or sizes.cursor_bytes is None:
         return None
@@ -159,18 +184,22 @@ def _in_pieces(sizes: Sizes, factor: float, strategy: Strategy, room: int, fits:
         return None
     cursor = sizes.cursor_bytes(np.flatnonzero(large))
     most = min(_OPEN_BLOCKS, int(large.sum())) if strategy.mixes_pieces else 1
-    # Where one block ends and the next begins, both are open for a moment.
-    open_blocks = min(most, int(room * _CURSOR_PART / max(cursor, 1)) - 1)
+    open_blocks = min(most, int(room * _CURSOR_PART / max(cursor, 1)))
     if open_blocks < 1:
-        if fits or 2 * cursor >= room:
+        if fits or cursor >= _MOST_CURSOR_PART * room:
             return None
         open_blocks = 1
-    reserved = (open_blocks + 1) * cursor
-    piece_bytes = max((room - reserved) / factor / _PIECES, 1)
+    reserved = open_blocks * cursor
+    # A row costs its bytes, some times over, and its share of the permutation.
+    row_bytes = sizes.nbytes[large] / sizes.rows[large]
+    piece_bytes = (room - reserved) / _PIECES * row_bytes / (row_bytes * factor + each)
     pieces = np.ones(len(sizes.nbytes), dtype=np.int64)
     pieces[large] = np.minimum(np.ceil(sizes.nbytes[large] / piece_bytes), sizes.rows[large]).astype(np.int64)
-    nbytes = np.repeat(-(-sizes.nbytes // pieces), pieces)
-    merged = int(np.searchsorted(_needed(nbytes, factor, strategy, 1), room - reserved, side="right"))
+    nbytes, rows = (np.repeat(-(-sizes_of // pieces), pieces) for sizes_of in (sizes.nbytes, sizes.rows))
+    indices = each * _needed(rows, 1.0, strategy, 1)
+    needed = _needed(nbytes, factor, strategy, 1) + indices
+    merged = int(np.searchsorted(needed, room - reserved, side="right"))
     if merged < 1:
         return None
-    return Budget(strategy.buffer_blocks(len(nbytes), merged), room, reserved, pieces, open_blocks)
+    merged = strategy.buffer_blocks(len(nbytes), merged)
+    return Budget(merged, room, reserved + int(indices[merged - 1]), pieces, open_blocks)

@@ -54,6 +54,10 @@ _FORMAT = 2
 _TAIL_BYTES = 64 * 1024
 _FOOTER_CACHE_BYTES = 256 * 2**20
 _FOOTER_THREADS = 16
+_END_BYTES = 8
+"""A file ends with the length of its footer, and a magic word."""
+_SIGNATURE_BYTES = 28
+"""A footer in plain text that names encrypted columns is signed: a nonce of 12 bytes, a tag of 16."""
 _SAMPLED_FILES = 16
 _DICTIONARY_INDEX_BYTES = 4
 """Plain text takes at least 4 bytes a value, its length; a number of a dictionary takes less than that."""
@@ -484,20 +488,32 @@ def read_footer(storage: Storage, file: FileInfo) -> pq.FileMetaData:
     """
     try:
         if storage.is_local:
-            return pq.read_metadata(storage.full(file.path))
-        start = max(file.size - _TAIL_BYTES, 0)
-        (tail,) = storage.fetch(file.path, [(start, file.size)]) if file.size else (b"",)
-        if tail[-4:] == b"PAR1":
-            (length,) = struct.unpack("<I", tail[-8:-4])
-            if length + 8 > len(tail) and length + 8 <= file.size:
-                (tail,) = storage.fetch(file.path, [(file.size - length - 8, file.size)])
-        return pq.read_metadata(pa.BufferReader(tail))
+            with Path(storage.full(file.path)).open("rb") as opened:
+                opened.seek(max(file.size - _END_BYTES, 0))
+                tail = opened.read()
+            footer = pq.read_metadata(storage.full(file.path))
+        else:
+            start = max(file.size - _TAIL_BYTES, 0)
+            (tail,) = storage.fetch(file.path, [(start, file.size)]) if file.size else (b"",)
+            length = _footer_length(tail)
+            if tail[-4:] == b"PAR1" and len(tail) < length + _END_BYTES <= file.size:
+                (tail,) = storage.fetch(file.path, [(file.size - length - _END_BYTES, file.size)])
+            footer = pq.read_metadata(pa.BufferReader(tail))
     except StorageError:
         raise
     except (pa.ArrowException, OSError) as error:
         raise NotParquetError(
             f"{storage.shown(file.path)} ({file.size} bytes) is not a readable Parquet file: {redact(str(error))}"
         ) from None
+    if _footer_length(tail) == footer.serialized_size + _SIGNATURE_BYTES:
+        # Arrow ends the process when it is asked about a column whose key it has not.
+        raise NotParquetError(f"{storage.shown(file.path)} has encrypted columns, which corgiarrow does not read")
+    return footer
+
+
+def _footer_length(tail: bytes) -> int:
+    """Bytes of a footer, as a file's last 8 bytes say."""
+    return int(struct.unpack("<I", tail[-8:-4])[0]) if len(tail) >= _END_BYTES else 0
 
 
 def open_parquet(

@@ -568,6 +568,8 @@ class Pipeline:
         for column in columns:
             for group in groups:
                 self._gather_column(stream, state, group, column)
+        # What was let go lies scattered among other columns' memory: have the allocator give back what it can.
+        pa.default_memory_pool().release_unused()
         with self._lock:
             self._stats.shuffle_s += time.perf_counter() - began
             stream.used -= beside
@@ -622,7 +624,7 @@ class Pipeline:
         if gather.piece is not None or gather.index is None:
             return None if gather.index is None else [pa.array(gather.index)]
         index = pa.array(gather.index).slice(stream.skip)
-        size = max(-(-len(index) // (_SEGMENTS * self._batch_size)), 1) * self._batch_size
+        size = max(-(-len(index) // (max(_SEGMENTS, len(gather.sources)) * self._batch_size)), 1) * self._batch_size
         first = -stream.position % self._batch_size + size
         cuts = [0, *range(first, len(index), size), len(index)]
         return [index.slice(a, b - a) for a, b in pairwise(cuts)]

@@ -19,6 +19,8 @@ StepBits = Callable[[int], Bits]
 """From the number of a step to the random bits of that step."""
 
 _WORD = 2**32
+_AT_ONCE = 2**16
+"""Numbers that are made at a time, so that they stay in the cache."""
 
 
 def block_bits(seed: int, epoch: int) -> Bits:
@@ -58,7 +60,9 @@ def permutation(length: int, bits: Bits) -> npt.NDArray[np.uint64]:
     mask = np.uint64((1 << low_bits) - 1)
     keys: npt.NDArray[np.uint64] = bits.random_raw(length)
     keys &= ~mask
-    keys |= np.arange(length, dtype=np.uint64)
+    for first in range(0, length, _AT_ONCE):
+        part = keys[first : first + _AT_ONCE]
+        part |= np.arange(first, first + len(part), dtype=np.uint64)
     keys.sort()
     keys &= mask
     return keys

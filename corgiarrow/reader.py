@@ -381,7 +381,13 @@ class Reader:
         pieces = self._budget.pieces
         # Where fewer blocks are open than threads run, several threads read one of them together.
         together = -(-self._threads // (self._budget.open_blocks * len(mine)))
-        open_session = partial(self._source.session, pieces, threads=together, row_ids=self._provenance)
+        open_session = partial(
+            self._source.session,
+            pieces,
+            open_blocks=self._budget.open_blocks,
+            threads=together,
+            row_ids=self._provenance,
+        )
         skipped_before = set(self._stats.skipped)
         for stream, batch in zip(streams, nexts, strict=True):
             skip, steps = stream.steps(batch)
@@ -400,12 +406,12 @@ class Reader:
                 self._source.schema,
                 inputs,
                 batch_size=self._batch_size,
-                stream_bytes=self._budget.stream_bytes - self._budget.cursor_bytes,
+                stream_bytes=self._budget.stream_bytes - self._budget.reserved_bytes,
                 largest_column=self._source.largest_column,
                 threads=self._threads,
                 stats=self._stats,
                 skip_errors=self._skip_errors,
-                reserved_bytes=self._budget.cursor_bytes * len(mine),
+                reserved_bytes=self._budget.reserved_bytes * len(mine),
             ) as pipeline,
         ):
             for number in range(begin, total):

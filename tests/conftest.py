@@ -72,7 +72,7 @@ class ArraySource:
         self.first = np.cumsum(self.block_rows) - self.block_rows
         self.reads: list[tuple[int, int, int]] = []
 
-    def session(self, pieces: object = None, *, threads: int = 1, row_ids: bool = False) -> "ArraySession":
+    def session(self, pieces: object = None, **options: object) -> "ArraySession":
         return ArraySession(self)
 
     def locate(self, row_ids: np.ndarray) -> pa.RecordBatch:

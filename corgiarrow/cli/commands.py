@@ -92,12 +92,13 @@ def inspect(
     src: opt.Src,
     block_bytes: opt.BlockBytes = None,
     columns: opt.Columns = None,
+    on_error: opt.OnError = "raise",
     storage_options: opt.StorageOptions = None,
     json: opt.Json = False,
 ) -> None:
     """Show files, row groups, columns, and what stands in the way of shuffling them."""
     given = reader_options({"block_bytes": block_bytes, "columns": columns})
-    found = inspection.inspect(open_index(src, storage_options), **given)
+    found = inspection.inspect(open_index(src, storage_options, on_error=on_error), **given)
     if json:
         print_json(asdict(found))
         return
@@ -139,6 +140,8 @@ def head(
     src: opt.Src,
     rows: Annotated[int, typer.Option(help="Rows to show.")] = 10,
     columns: opt.Columns = None,
+    where: opt.Where = None,
+    on_error: opt.OnError = "raise",
     storage_options: opt.StorageOptions = None,
     json: opt.Json = False,
 ) -> None:
@@ -147,12 +150,12 @@ def head(
         raise OptionError(f"rows={rows} must be at least 1")
     # Small batches and one block ahead: a few rows cost few reads.
     with Reader(
-        open_index(src, storage_options),
+        open_index(src, storage_options, where, on_error),
         shuffle="none",
         batch_size=rows,
         buffer_blocks=1,
         threads=1,
-        **reader_options({"columns": columns}),
+        **reader_options({"columns": columns, "where": where, "on_error": on_error}),
     ) as reader:
         batch = next(iter(reader), reader.schema.empty_table())
     found = batch.to_pylist()
@@ -189,11 +192,13 @@ def plan(
     num_workers: opt.NumWorkers = 1,
     streams: opt.Streams = None,
     columns: opt.Columns = None,
+    where: opt.Where = None,
+    on_error: opt.OnError = "raise",
     storage_options: opt.StorageOptions = None,
     json: opt.Json = False,
 ) -> None:
     """Show what an epoch would read and hold, from footers alone."""
-    reader = Reader(open_index(src, storage_options), **reader_options(ctx.params))
+    reader = Reader(open_index(src, storage_options, where, on_error), **reader_options(ctx.params))
     order = reader.plan()
     steps = sum(len(order.stream(s).step_rows) for s in range(order.streams)) if order.num_rows else 0
     found = {
@@ -205,16 +210,26 @@ def plan(
         "memory_bytes": reader.memory_bytes,
         "streams": order.streams,
         "data_bytes": int(reader.source.block_bytes.sum()),
+        "blocks_in_pieces": 0 if order.pieces is None else int((order.pieces > 1).sum()),
+        "pieces": len(order.block_rows) if order.pieces is None else int(order.pieces.sum()),
+        "open_blocks": order.open_blocks,
     }
     if json:
         print_json(found)
         return
+    unit, in_pieces = "blocks", ""
+    if found["blocks_in_pieces"]:
+        unit = "pieces"
+        in_pieces = (
+            f", {found['blocks_in_pieces']:,} of them too large to be held whole: read in {found['pieces']:,} pieces, "
+            f"{order.open_blocks:,} open at a time"
+        )
     print_facts(
         [
             ("rows", f"{found['rows']:,} (about {show_bytes(found['data_bytes'])} in memory)"),
-            ("blocks", f"{found['blocks']:,}"),
+            ("blocks", f"{found['blocks']:,}{in_pieces}"),
             ("order", f"{order.strategy.name}, seed {seed}"),
-            ("buffer", f"{found['buffer_blocks']:,} blocks in each of {order.streams:,} streams"),
+            ("buffer", f"{found['buffer_blocks']:,} {unit} in each of {order.streams:,} streams"),
             ("steps", f"{steps:,} buffers to load and emit"),
             (
                 "batches",
@@ -243,11 +258,13 @@ def check(
     streams: opt.Streams = None,
     threads: opt.Threads = None,
     columns: opt.Columns = None,
+    where: opt.Where = None,
+    on_error: opt.OnError = "raise",
     storage_options: opt.StorageOptions = None,
     json: opt.Json = False,
 ) -> None:
     """Read an epoch as a whole job would, and prove that every promise holds; exit 1 when one does not."""
-    index = open_index(src, storage_options)
+    index = open_index(src, storage_options, where, on_error)
     found = check_module.check(index, resumes=resumes, say=say, **reader_options(ctx.params))
     if json:
         print_json(asdict(found) | {"holds": found.holds})

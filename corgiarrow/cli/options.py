@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from corgiarrow.cli.where import parse_where
 from corgiarrow.errors import OptionError
 from corgiarrow.index import BlockIndex
 from corgiarrow.strategies import BY_NAME
@@ -36,6 +37,13 @@ BufferFraction = Annotated[
 BlockBytes = Annotated[
     str | None, typer.Option(metavar="BYTES", help="Merge small row groups towards so much on disk; 4 MiB.")
 ]
+Where = Annotated[
+    str | None,
+    typer.Option(metavar="COND", help="Rows to read, such as \"carrier == 'AA' and distance > 1000\"."),
+]
+OnError = Annotated[
+    str, typer.Option(metavar="raise|skip", help="What to do about data that cannot be read; skip repeats other rows.")
+]
 Seed = Annotated[int, typer.Option(help="The order is a function of it.")]
 WorldSize = Annotated[int, typer.Option(help="Ranks of the job.")]
 NumWorkers = Annotated[int, typer.Option(help="Loader workers of each rank.")]
@@ -44,7 +52,7 @@ Threads = Annotated[int | None, typer.Option(help="Threads that read; by default
 
 _READER_OPTIONS = (
     *("batch_size", "drop_last", "shuffle", "memory", "buffer_blocks", "buffer_fraction", "block_bytes"),
-    *("seed", "world_size", "num_workers", "streams", "threads", "columns"),
+    *("seed", "world_size", "num_workers", "streams", "threads", "columns", "on_error"),
 )
 
 
@@ -53,6 +61,8 @@ def reader_options(given: Mapping[str, Any]) -> dict[str, Any]:
     options = {name: given[name] for name in _READER_OPTIONS if given.get(name) is not None}
     if "columns" in options:
         options["columns"] = names(options["columns"])
+    if given.get("where"):
+        options["filter"] = parse_where(given["where"])
     for name in ("memory", "block_bytes"):
         if name in options and options[name].isdecimal():
             options[name] = int(options[name])
@@ -64,7 +74,9 @@ def names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def open_index(src: Sequence[str], storage_options: str | None) -> BlockIndex:
+def open_index(
+    src: Sequence[str], storage_options: str | None, where: str | None = None, on_error: str = "raise"
+) -> BlockIndex:
     """Read the footers of `src`.
 
     Raises
@@ -83,4 +95,5 @@ def open_index(src: Sequence[str], storage_options: str | None) -> BlockIndex:
         ) from None
     if not isinstance(options, dict):
         raise OptionError("""--storage-options must be a JSON object such as '{"anon": true}'""")
-    return BlockIndex.build(src, storage_options=options)
+    chosen = parse_where(where) if where else None
+    return BlockIndex.build(src, filter=chosen, on_error=on_error, storage_options=options)

@@ -74,13 +74,17 @@ class BlockSource(Protocol):
     def cursor_bytes(self) -> Callable[[Int64s], int] | None:
         """Says how much reading one of some blocks in pieces holds beside them, at most; None where it cannot."""
 
-    def session(self, pieces: Int64s | None = None, *, threads: int = 1, row_ids: bool = False) -> Session:
+    def session(
+        self, pieces: Int64s | None = None, *, open_blocks: int = 1, threads: int = 1, row_ids: bool = False
+    ) -> Session:
         """Start a pass of reading.
 
         Parameters
         ----------
         pieces
             Pieces in which each block will be read, int64 [blocks]; None reads all whole.
+        open_blocks
+            Blocks in several pieces that are open at a time, at most.
         threads
             Threads that may read one piece together.
         row_ids

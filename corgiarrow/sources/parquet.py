@@ -113,9 +113,11 @@ class ParquetSource:
         sample = blocks[:: -(-len(blocks) // _SAMPLED_BLOCKS)]
         return int(max(self._cursor_bytes(int(block)) for block in sample))
 
-    def session(self, pieces: Int64s | None = None, *, threads: int = 1, row_ids: bool = False) -> "ParquetSession":
+    def session(
+        self, pieces: Int64s | None = None, *, open_blocks: int = 1, threads: int = 1, row_ids: bool = False
+    ) -> "ParquetSession":
         """Start a pass of reading."""
-        return ParquetSession(self, pieces, threads, row_ids)
+        return ParquetSession(self, pieces, open_blocks, threads, row_ids)
 
     @cached_property
     def _group_ends(self) -> Int64s:
@@ -201,7 +203,9 @@ class ParquetSource:
 class ParquetSession:
     """One pass of one stream over a :class:`ParquetSource`; checks that each file is the indexed one."""
 
-    def __init__(self, source: ParquetSource, pieces: Int64s | None, threads: int, row_ids: bool):
+    def __init__(
+        self, source: ParquetSource, pieces: Int64s | None, open_blocks: int, threads: int, row_ids: bool
+    ):
         self._source = source
         self._index = source.index
         self._pieces = pieces
@@ -210,7 +214,12 @@ class ParquetSession:
         self._executor = ThreadPoolExecutor(max(threads, 1), "corgiarrow-columns")
         self._lock = threading.Lock()
         self._checked: set[int] = set()
+        self._open_blocks = open_blocks
+        self._cursor_freed = threading.Condition(self._lock)
         self._cursors: dict[int, Cursor] = {}
+        """Cursors that no thread reads, the one that was read longest ago first."""
+        self._reading = 0
+        """Cursors that threads read."""
         self._stopped = False
         held = zip(source.columns, source.decoder.held_types, strict=False)
         fields = [c.field.with_type(kind) for c, kind in held]
@@ -220,7 +229,9 @@ class ParquetSession:
 
     def stop(self) -> None:
         """Let reads that still run end at their next columns."""
-        self._stopped = True
+        with self._cursor_freed:
+            self._stopped = True
+            self._cursor_freed.notify_all()
 
     def close(self) -> None:
         """Close what is open; no read runs any more."""
@@ -265,33 +276,62 @@ class ParquetSession:
         first_group, stop_group = int(source.first_group[block]), int(source.stop_group[block])
         file = int(index.group_file[first_group])
         self._check(file)
-        cursor = self._cursors.pop(block, None)
-        if cursor is not None and cursor.position > start:
-            cursor.close()
-            cursor = None
+        cursor = self._taken_cursor(block, start)
+        done = False
         try:
             if cursor is None:
-                numbers = [int(g) for g in index.group_number[first_group:stop_group]]
-                footer = index.footer(file)
-
-                def opened(columns: Sequence[int]) -> AbstractContextManager[Any]:
-                    return self._opened_for_pieces(file, numbers, columns)
-
-                kept = None if source.row_filter is None else source.kept
-                groups = RowGroups(file, numbers, footer, opened)
-                cursor = Cursor(source.decoder, groups, kept, self._executor, self._parts)
-            cursor.skip(start - cursor.position)
+                cursor = self._new_cursor(file, [int(g) for g in index.group_number[first_group:stop_group]])
+            begin = cursor.position
+            cursor.skip(start - begin)
             columns = cursor.take(stop - start)
-        except BaseException:
-            if cursor is not None:
+            done = stop < int(source.block_rows[block])
+        finally:
+            with self._cursor_freed:
+                self._reading -= 1
+                if done and cursor is not None:
+                    self._cursors[block] = cursor
+                self._cursor_freed.notify_all()
+            if not done and cursor is not None:
                 cursor.close()
-            raise
-        if stop == source.block_rows[block]:
-            cursor.close()
-        else:
-            self._cursors[block] = cursor
+        if index.storage.is_local:
+            part = (stop - begin) / int(source.block_rows[block])
+            with self._lock:
+                self.fetched_bytes += int(part * self._chunk_bytes(file, first_group, stop_group))
         columns = [*columns[: len(source.columns)], pc.add(columns[-1], int(self._first_ids[first_group]))]
-        return [_owned(c) for c in columns]
+        return [pa.chunked_array([pa.concat_arrays(c.chunks)], c.type) for c in columns]
+
+    def _taken_cursor(self, block: int, start: int) -> Cursor | None:
+        """Take the block's cursor, or room for a new one, so that at most `open_blocks` are open."""
+        with self._cursor_freed:
+            cursor = self._cursors.pop(block, None)
+            if cursor is not None and cursor.position > start:
+                cursor.close()
+                cursor = None
+            while cursor is None and self._reading + len(self._cursors) >= self._open_blocks:
+                # The order opens a block only when those before are used up, but for what threads still read of them.
+                if self._reading and not self._stopped:
+                    self._cursor_freed.wait()
+                elif self._cursors:
+                    self._cursors.pop(next(iter(self._cursors))).close()
+                else:
+                    break
+            self._reading += 1
+            return cursor
+
+    def _new_cursor(self, file: int, row_groups: list[int]) -> Cursor:
+        source = self._source
+
+        def opened(columns: Sequence[int]) -> AbstractContextManager[Any]:
+            return self._opened_for_pieces(file, row_groups, columns)
+
+        kept = None if source.row_filter is None else source.kept
+        groups = RowGroups(file, row_groups, self._index.footer(file), opened)
+        return Cursor(source.decoder, groups, kept, self._executor, self._parts)
+
+    def _chunk_bytes(self, file: int, first_group: int, stop_group: int) -> int:
+        numbers = [int(g) for g in self._index.group_number[first_group:stop_group]]
+        chunks = self._source.decoder.chunk_ranges(file, self._index.footer(file), numbers)
+        return sum(stop - start for start, stop in chunks)
 
     @cached_property
     def _first_ids(self) -> Int64s:
