@@ -253,7 +253,8 @@ def main() -> None:
         else:
             json.dump(measure(Path(first), second), sys.stdout)
         return
-    print(f"memory={MEMORY!r}, MIMALLOC_PURGE_DELAY {os.environ.get('MIMALLOC_PURGE_DELAY', 'unset')}; {data.machine()}\n")
+    purge = os.environ.get("MIMALLOC_PURGE_DELAY", "unset")
+    print(f"memory={MEMORY!r}, MIMALLOC_PURGE_DELAY {purge}; {data.machine()}\n")
     figures: dict[str, Any] = {}
     lines = []
     for kind in arguments.kinds:

@@ -92,6 +92,8 @@ class Sizes:
     ----------
     rows, nbytes
         Rows and bytes in memory of each block, int64 [blocks].
+    decode_bytes
+        Bytes that reading each block whole takes beside its rows, int64 [blocks].
     largest_column
         Part of those bytes that the largest column takes: shuffling needs room for one column beside the buffer.
     cursor_bytes
@@ -101,6 +103,7 @@ class Sizes:
 
     rows: Int64s
     nbytes: Int64s
+    decode_bytes: Int64s
     largest_column: float
     cursor_bytes: Callable[[Int64s], int] | None = None
 
@@ -117,7 +120,11 @@ def resolve(request: Request, sizes: Sizes, strategy: Strategy, streams: int) ->
         return Budget(1, parse_bytes("memory", request.memory or DEFAULT_MEMORY))
     factor = max(strategy.memory_factor, _SHUFFLE_FACTOR + sizes.largest_column if strategy.copies else 0)
     each = _PERMUTATION_BYTES if strategy.copies else 0
-    needed = _needed(sizes.nbytes, factor, strategy, streams) + each * _needed(sizes.rows, 1.0, strategy, streams)
+    # The last block of a buffer is decoded beside the others.
+    needed = np.maximum(
+        _needed(sizes.nbytes, factor, strategy, streams),
+        _needed(sizes.nbytes, 1.0, strategy, streams) + sizes.decode_bytes.max(),
+    ) + each * _needed(sizes.rows, 1.0, strategy, streams)
     if request.buffer_blocks is None and request.buffer_fraction is None:
         memory = parse_bytes("memory", request.memory or DEFAULT_MEMORY)
         option, room = f"memory of {show_bytes(memory)}", memory // streams
@@ -179,7 +186,7 @@ def _in_pieces(sizes: Sizes, factor: float, strategy: Strategy, room: int, fits:
     if strategy.merges_all or fits >= enough or sizes.cursor_bytes is None:
         return None
     share = room / factor / (_WHOLE_BLOCKS if strategy.mixes_pieces else 1)
-    large = (sizes.nbytes > share) & (sizes.rows > 1)
+    large = ((sizes.nbytes > share) | (sizes.nbytes + sizes.decode_bytes > room)) & (sizes.rows > 1)
     if not large.any():
         return None
     cursor = sizes.cursor_bytes(np.flatnonzero(large))

@@ -82,6 +82,12 @@ class Inspection:
         Row groups whose encodings were looked at.
     columns
         The columns that were asked for.
+    path_columns
+        Columns that the files' paths hold (``key=value``).
+    drift
+        Columns that files store in different types, or not all files store, each with what it is read as.
+    left_out
+        Files that cannot be read, each with the reason.
     warnings
         What stands in the way of shuffling well or fast, each with a remedy.
     """
@@ -98,6 +104,9 @@ class Inspection:
     block_rows: Spread
     sampled_row_groups: int
     columns: tuple[ColumnFacts, ...]
+    path_columns: tuple[str, ...]
+    drift: tuple[str, ...]
+    left_out: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
@@ -160,7 +169,15 @@ def inspect(
             )
             for asked, column in zip(source.columns, source.schema, strict=True)
         ),
-        warnings=(*_size_warnings(index, filled, memory[filled]), *_column_warnings(source.schema, chunks)),
+        path_columns=tuple(index.in_paths),
+        drift=tuple(_drift(index, source.columns)),
+        left_out=tuple(reason for _, reason in index.left_out),
+        warnings=(
+            *_size_warnings(index, filled, memory[filled]),
+            *_column_warnings(source.schema, chunks),
+            *_name_warnings(index),
+            *_old_time_warnings(index, source.columns, sample),
+        ),
     )
 
 
@@ -201,8 +218,9 @@ def _size_warnings(
         # Where the largest row group becomes a sixteenth of the bound.
         better = max(int(index.group_rows[filled][memory.argmax()] * _LARGE_GROUP_BYTES / 16 / largest), 1)
         yield (
-            f"row groups of {largest / 1e6:,.0f} MB in memory ({count:,} above {bound} MB), "
-            f"of which a buffer must hold several: rewrite the data with row_group_size={better:,}"
+            f"row groups of {largest / 1e6:,.0f} MB in memory ({count:,} above {bound} MB): where they do not fit into "
+            f"memory= they are read in pieces, a few row groups at a time, which mixes less than small row groups do; "
+            f"rewrite the data with row_group_size={better:,}"
         )
     if len(filled) < _FEW_GROUPS and rows > _FEW_GROUPS:
         small = int(memory.sum()) < _SMALL_DATA_BYTES
@@ -232,6 +250,55 @@ def _column_warnings(schema: pa.Schema, chunks: dict[str, _Chunks]) -> Iterator[
         yield (
             f"{_named(bytes_lists)}: fixed-size lists of bytes are stored as lists of 4-byte numbers, slow "
             "to decode; store the same bytes as binary, many times as fast"
+        )
+
+
+def _drift(index: BlockIndex, columns: Sequence[Column]) -> Iterator[str]:
+    """Say for each column that files store differently what they store, and as what it is read."""
+    for column in columns:
+        name = column.path[0]
+        if len(column.path) > 1:
+            continue
+        stored = [x.schema.field(name).type if name in x.schema.names else None for x in index.layouts]
+        counts = np.bincount(index.file_layout, minlength=len(index.layouts))
+        files: dict[str, int] = {}
+        for kind, count in zip(stored, counts, strict=True):
+            known = "absent" if kind is None else str(kind)
+            files[known] = files.get(known, 0) + int(count)
+        if len(files) > 1 and not (set(files) == {"absent"} or name in index.in_paths):
+            parts = ", ".join(f"{kind} in {count:,} files" for kind, count in files.items())
+            yield f"{name}: {parts}; read as {column.field.type}"
+
+
+def _name_warnings(index: BlockIndex) -> Iterator[str]:
+    names = index.schema.names
+    lower = [n.lower() for n in names]
+    alike = [n for n, low in zip(names, lower, strict=True) if lower.count(low) > 1]
+    if alike:
+        yield f"{_named(alike)} differ only in case, and are read as different columns: rename them if they are one"
+    rows = [n for n in names if n.startswith("__index_level_")]
+    if rows:
+        yield (
+            f"{_named(rows)}: pandas' row index, read as a column like any other; leave it out by columns=, or "
+            "write the data with index=False"
+        )
+
+
+def _old_time_warnings(
+    index: BlockIndex, columns: Sequence[Column], groups: npt.NDArray[np.intp]
+) -> Iterator[str]:
+    old = set()
+    for group in groups[:1]:
+        file = int(index.group_file[group])
+        row_group = index.footer(file).row_group(int(index.group_number[group]))
+        for column in columns:
+            leaves = leaves_of(index.layouts[index.file_layout[file]], column.path)
+            if any(row_group.column(leaf).physical_type == "INT96" for leaf in leaves):
+                old.add(column.field.name)
+    if old:
+        yield (
+            f"{_named(sorted(old))}: old INT96 timestamps, read in microseconds; what is finer is lost. Write the data "
+            "with int64 timestamps"
         )
 
 

@@ -163,6 +163,8 @@ class _Stream:
         self.session = work.open_session()
         self.busy: set[int] = set()
         """Blocks that are being read: spans of one block come one after the other."""
+        self.broken: dict[int, int] = {}
+        """For blocks that could not be read, the first row that was asked for."""
         self.inflation = 1.0
         """By how much blocks were larger of late than was known before."""
         self.queue: deque[_StepState] = deque()
@@ -233,6 +235,9 @@ class Pipeline:
         self._lock = threading.Lock()
         self._tasks_changed = threading.Condition(self._lock)
         self._rows_ready = threading.Condition(self._lock)
+        self._thread_ended = threading.Condition(self._lock)
+        self._ended: set[str] = set()
+        """Names of the threads that have ended."""
         self._closed = False
         self._error: BaseException | None = None
         self._fetched = 0
@@ -274,6 +279,11 @@ class Pipeline:
             self._rows_ready.notify_all()
         for stream in self._streams:
             stream.session.stop()
+        # Not by join() alone: interrupted by Ctrl-C, Python 3.11 takes the thread for ended from then on.
+        with self._lock:
+            while not self._thread_ended.wait_for(self._all_ended, timeout=1.0):
+                if not any(thread.ident for thread in self._threads if thread.name not in self._ended):
+                    break  # What Ctrl-C interrupted was the very start of the last one.
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
@@ -281,6 +291,10 @@ class Pipeline:
             stream.session.close()
         self._streams = []
         _LIVE.discard(self)
+
+    def _all_ended(self) -> bool:
+        known = threading.enumerate()
+        return all(thread.name in self._ended or thread not in known for thread in self._threads)
 
     def next_batch(self, stream: int, rows: int) -> pa.RecordBatch:
         """Return the next `rows` rows of stream number `stream` of this pipeline.
@@ -358,6 +372,10 @@ class Pipeline:
                 self._closed = True
                 self._tasks_changed.notify_all()
                 self._rows_ready.notify_all()
+        finally:
+            with self._lock:
+                self._ended.add(threading.current_thread().name)
+                self._thread_ended.notify_all()
 
     def _next_task(self) -> Callable[[], None] | None:
         with self._lock:
@@ -487,6 +505,7 @@ class Pipeline:
                 stream.used -= estimate
                 if self._skip_errors and _is_broken(error):
                     state.broken.append(span)
+                    stream.broken[block] = min(start, stream.broken.get(block, start))
                     self._stats.skipped_rows += stop - start
                     self._stats.skipped.setdefault(str(error).partition(": ")[0], str(error))
                 else:
@@ -538,8 +557,11 @@ class Pipeline:
         session = work.open_session()
         try:
             for span in (*range(broken + 1, len(work.block)), *range(broken - 1, -1, -1)):
+                block, start = int(work.block[span]), int(work.start[span])
+                if block in stream.broken and start >= stream.broken[block]:
+                    continue
                 try:
-                    table = session.read(int(work.block[span]), int(work.start[span]), int(work.stop[span]))
+                    table = session.read(block, start, int(work.stop[span]))
                 except CorgiArrowError as error:
                     if not _is_broken(error):
                         raise
@@ -568,8 +590,9 @@ class Pipeline:
         for column in columns:
             for group in groups:
                 self._gather_column(stream, state, group, column)
-        # What was let go lies scattered among other columns' memory: have the allocator give back what it can.
-        pa.default_memory_pool().release_unused()
+        if any(gather.index is not None for gather in state.step.gathers):
+            # What was let go lies scattered among other columns' memory: the allocator gives back what it can.
+            pa.default_memory_pool().release_unused()
         with self._lock:
             self._stats.shuffle_s += time.perf_counter() - began
             stream.used -= beside

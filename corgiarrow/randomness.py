@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from corgiarrow.errors import OptionError
 
-ORDER_VERSION = 1
+ORDER_VERSION = 2
 """Changes whenever the same seed would give another order."""
 
 Bits = np.random.PCG64DXSM

@@ -157,6 +157,8 @@ class Reader:
             raise OptionError(f"provenance=True adds columns {PROVENANCE}, but the data has {sorted(taken)} already")
         self._streams_asked = streams
         self._stats = Stats()
+        if isinstance(self._source, ParquetSource):
+            self._stats.skipped.update(self._source.uncounted)
         # Weak, so that a pass ends with the loop that drops it.
         self._pass: weakref.ref[Generator[pa.RecordBatch, None, None]] | None = None
         self._epoch = 0
@@ -176,7 +178,11 @@ class Reader:
         check_streams(self.num_rows, self._batch_size, streams)
         self._streams = streams
         sizes = budget.Sizes(
-            self._source.block_rows, self._source.block_bytes, self._source.largest_column, self._source.cursor_bytes
+            rows=self._source.block_rows,
+            nbytes=self._source.block_bytes,
+            decode_bytes=self._source.decode_bytes,
+            largest_column=self._source.largest_column,
+            cursor_bytes=self._source.cursor_bytes,
         )
         self._budget = budget.resolve(self._request, sizes, self._strategy, streams)
 
@@ -466,7 +472,7 @@ def _open_source(
         data = BlockIndex.build(data, filter=filter, on_error=on_error, **given)
     elif given["schema"] is not None:
         raise OptionError("schema= goes with a path: give it to BlockIndex.build, which unifies the files' types")
-    return ParquetSource(data, columns, block_bytes, filter=filter, threads=threads)
+    return ParquetSource(data, columns, block_bytes, filter=filter, on_error=on_error, threads=threads)
 
 
 class _progress_bar:  # noqa: N801 - reads as a word in `with _progress_bar(…) as advance:`

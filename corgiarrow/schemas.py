@@ -227,17 +227,13 @@ def unify(
         `request` names a column that no file has.
     """
     asked = _asked(request)
-    found: dict[str, tuple[pa.Field, str]] = {}
+    stored: dict[str, list[tuple[pa.Field, str]]] = {}
     for layout, file in zip(layouts, shown, strict=True):
         for field in layout.schema:
-            plain = field.with_type(plain_type(field.type))
-            if field.name in asked:
-                found[field.name] = (asked[field.name], file)
-            elif field.name not in found:
-                found[field.name] = (plain, file)
-            else:
-                before, other = found[field.name]
-                found[field.name] = (_merge(before, plain, other, file), other if plain.type == before.type else file)
+            stored.setdefault(field.name, []).append((field.with_type(plain_type(field.type)), file))
+    found = {
+        name: (asked[name], sides[0][1]) if name in asked else _merged(sides) for name, sides in stored.items()
+    }
     for field in path_columns:
         if field.name in asked:
             found[field.name] = (asked[field.name], "")
@@ -266,6 +262,16 @@ def _asked(request: SchemaRequest | None) -> dict[str, pa.Field]:
     if twice := sorted({n for n in names if names.count(n) > 1}):
         raise OptionError(f"schema= names {twice} twice")
     return {field.name: field.with_type(plain_type(field.type)) for field in fields}
+
+
+def _merged(sides: Sequence[tuple[pa.Field, str]]) -> tuple[pa.Field, str]:
+    """Unify what files store of one column; return also a file that stores it in the widest type."""
+    # Floats first: which type holds some integers and floats must not depend on the order of files.
+    (merged, widest), *others = sorted(sides, key=lambda side: not pa.types.is_floating(side[0].type))
+    for field, file in others:
+        before, merged = merged, _merge(merged, field, widest, file)
+        widest = widest if merged.type == before.type else file
+    return merged, widest
 
 
 def _merge(before: pa.Field, field: pa.Field, file_before: str, file: str) -> pa.Field:

@@ -166,8 +166,9 @@ class BlockOnly(_BlockAtATime):
 class CorgiPile(Strategy):
     """The paper's CorgiPile (Algorithm 1): sample n blocks without replacement, merge them, permute their rows.
 
-    Where n does not divide the number of blocks, the epoch's first buffer is the smaller one: the first batch comes
-    sooner, and no epoch ends on thinly mixed rows, just before the model is judged.
+    Where n does not divide the number of blocks, the epoch's first buffer is the smaller one, and an epoch of more
+    than n blocks begins with a buffer of at most a quarter of n: the first batch comes sooner, and no epoch ends on
+    thinly mixed rows, just before the model is judged.
     """
 
     name: ClassVar[str] = "corgipile"
@@ -189,7 +190,11 @@ class CorgiPile(Strategy):
     @staticmethod
     def _starts(spans: int, buffer_blocks: int) -> Int64s:
         """First span of each step, int64 [steps]."""
-        return np.maximum(np.arange(-(-spans % buffer_blocks), spans, buffer_blocks), 0)
+        starts = np.maximum(np.arange(-(-spans % buffer_blocks), spans, buffer_blocks), 0)
+        quarter = -(-buffer_blocks // 4)
+        if len(starts) > 1 and starts[1] > quarter:
+            starts = np.insert(starts, 1, quarter)
+        return starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

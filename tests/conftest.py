@@ -68,6 +68,7 @@ class ArraySource:
     def __init__(self, block_rows: Sequence[int]):
         self.block_rows = np.array(block_rows, dtype=np.int64)
         self.block_bytes = self.block_rows * 8
+        self.decode_bytes = np.zeros_like(self.block_rows)
         self.fingerprint = f"array of {len(block_rows)}"
         self.first = np.cumsum(self.block_rows) - self.block_rows
         self.reads: list[tuple[int, int, int]] = []

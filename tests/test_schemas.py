@@ -13,11 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 import corgiarrow as ca
-from corgiarrow.schemas import plain_type, wider
+from corgiarrow.schemas import FileLayout, plain_type, unify, wider
+from corgiarrow.sources.parquet import ParquetSource
 from corgiarrow.strategies import BY_NAME
 
 ONCE_EACH = sorted(set(BY_NAME) - {"mrs"})
@@ -33,7 +34,8 @@ def cells(column: pa.ChunkedArray | pa.Array) -> list[Any]:
         return cells(column.storage)
     if pa.types.is_dictionary(kind):
         values = cells(column.dictionary)
-        return [None if i is None else values[i] for i in column.indices.to_pylist()]
+        # Below a null struct an index may point nowhere.
+        return [None if i is None or i >= len(values) else values[i] for i in column.indices.to_pylist()]
     valid = column.is_valid().to_pylist()
     if pa.types.is_struct(kind):
         parts = zip(*(cells(column.field(n)) for n in range(kind.num_fields)), strict=True)
@@ -80,18 +82,17 @@ def write_files(folder: Path, *tables: pa.Table, **options: Any) -> Path:
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let even tiny row groups be read in pieces: a cursor is taken to cost next to nothing, and reads few rows."""
-    monkeypatch.setattr("corgiarrow.sources.parquet._PAGE_ROWS", 0)
-    monkeypatch.setattr("corgiarrow.sources.cursors._BATCH_BYTES", 100)
+    monkeypatch.setattr(ParquetSource, "_cursor_bytes", lambda source, block: 1.0)
+    monkeypatch.setattr("corgiarrow.sources.cursors._BATCH_ROWS", 5)
 
 
 # Types ------------------------------------------------------------------------------------------------------------
 
 INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
+FLOATS = [pa.float16(), pa.float32(), pa.float64()]
 FLAT = [
     *INTS,
-    pa.float16(),
-    pa.float32(),
-    pa.float64(),
+    *FLOATS,
     pa.bool_(),
     pa.null(),
     pa.string(),
@@ -122,8 +123,12 @@ def nested_of(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.Dat
         inner.map(pa.large_list),
         st.builds(lambda kind, size: pa.list_(kind, size), inner, st.integers(1, 2)),
         st.builds(pa.map_, st.sampled_from([pa.string(), pa.int32()]), inner),
-        fields.map(lambda found: pa.struct([pa.field(*f) for f in {f[0]: f for f in found}.values()])),
+        fields.map(lambda found: pa.struct([_field(*f) for f in {f[0]: f for f in found}.values()])),
     )
+
+
+def _field(name: str, kind: pa.DataType, nullable: bool) -> pa.Field:
+    return pa.field(name, kind, nullable or pa.types.is_null(kind))
 
 
 TYPES = st.recursive(st.sampled_from(FLAT), nested_of, max_leaves=4)
@@ -150,16 +155,19 @@ def test_widening_is_symmetric_and_settles(one: pa.DataType, two: pa.DataType) -
         assert plain_type(found) == found
 
 
-@given(st.lists(st.sampled_from(FLAT), min_size=3, max_size=3))
-@settings(max_examples=300)
-def test_the_schema_does_not_depend_on_the_order_of_files(kinds: list[pa.DataType]) -> None:
-    def folded(order: Sequence[pa.DataType]) -> pa.DataType | None:
-        found: pa.DataType | None = order[0]
-        for kind in order[1:]:
-            found = None if found is None else wider(found, kind)
-        return found
+def test_the_schema_does_not_depend_on_the_order_of_files() -> None:
+    def unified(order: Sequence[pa.DataType]) -> str:
+        layouts = [FileLayout(pa.schema([("x", kind)]), ("x",)) for kind in order]
+        try:
+            return str(unify(layouts, [str(kind) for kind in order], None, pa.schema([])))
+        except ca.SchemaMismatchError:
+            return "mismatch"
 
-    assert len({str(folded(order)) for order in itertools.permutations(kinds)}) == 1
+    found = {
+        kinds: {unified(order) for order in itertools.permutations(kinds)}
+        for kinds in itertools.combinations([pa.null(), *INTS, *FLOATS], 3)
+    }
+    assert not {kinds: results for kinds, results in found.items() if len(results) > 1}
 
 
 @pytest.mark.parametrize(
@@ -256,14 +264,15 @@ def columns(draw: st.DrawFn, depth: int = 2) -> pa.Field:
     else:
         names = draw(st.lists(st.sampled_from(["p", "q", "r.s"]), min_size=1, max_size=3, unique=True))
         kind = pa.struct([draw(columns(depth - 1)).with_name(name) for name in names])
-    return pa.field("", kind, nullable)
+    # Required dictionaries inside of structs have a test of their own.
+    return pa.field("", kind, nullable or (depth < 2 and pa.types.is_dictionary(kind)))
 
 
 @st.composite
 def drifted(draw: st.DrawFn, field: pa.Field) -> pa.Field:
     """A column as one file may store it: narrower, with fields missing, in another order, or required."""
     kind = field.type
-    nullable = field.nullable and draw(st.sampled_from([True, True, False]))
+    nullable = field.nullable and (pa.types.is_dictionary(kind) or draw(st.sampled_from([True, True, False])))
     if pa.types.is_struct(kind):
         kept = [f for f in kind.fields if not f.nullable or draw(st.sampled_from([True, True, False]))]
         kept = draw(st.permutations(kept or kind.fields[:1]))
@@ -351,18 +360,10 @@ def datasets(draw: st.DrawFn) -> list[pa.Table]:
         here = [f.with_nullable(pa.types.is_null(f.type) or f.name not in required) for f in here]
         rows = draw(st.integers(0, 12))
         values = [draw(st.lists(values_of(f), min_size=rows, max_size=rows)) for f in here]
-        repeats = draw(st.sampled_from([1, 1, 7]))
-        tables.append(
-            pa.table(
-                [_array(v * repeats, f.type) for f, v in zip(here, values, strict=True)], schema=pa.schema(here)
-            )
-        )
+        repeats = draw(st.sampled_from([1, 7, 20]))
+        arrays = [pa.array(v * repeats, f.type) for f, v in zip(here, values, strict=True)]
+        tables.append(pa.table(arrays, schema=pa.schema(here)))
     return tables
-
-
-def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """An array of Python values; pyarrow makes no dictionaries inside of lists."""
-    return pa.array(values, kind)
 
 
 def expected_rows(tables: Sequence[pa.Table], schema: pa.Schema) -> Counter[tuple[Any, ...]]:
@@ -383,13 +384,13 @@ def expected_rows(tables: Sequence[pa.Table], schema: pa.Schema) -> Counter[tupl
     group_rows=st.integers(1, 30),
     name=st.sampled_from(ONCE_EACH),
     batch_size=st.integers(1, 20),
-    part=st.sampled_from([None, 2.0, 0.5, 0.1]),
+    part=st.sampled_from([None, 4.0, 2.0, 1.0, 0.5]),
     threads=st.integers(1, 2),
     written=st.fixed_dictionaries(
         {"use_dictionary": st.booleans(), "data_page_version": st.sampled_from(["1.0", "2.0"])}
     ),
 )
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_random_drifting_datasets_come_whole(
     tmp_path_factory: pytest.TempPathFactory,
     tables: list[pa.Table],
@@ -400,7 +401,13 @@ def test_random_drifting_datasets_come_whole(
     threads: int,
     written: dict[str, Any],
 ) -> None:
-    folder = write_files(tmp_path_factory.mktemp("random"), *tables, row_group_size=group_rows, **written)
+    folder = tmp_path_factory.mktemp("random")
+    try:
+        write_files(folder, *tables, row_group_size=group_rows, **written)
+        for file in folder.iterdir():
+            pq.read_table(file, partitioning=None)
+    except (pa.ArrowException, IndexError):
+        assume(False)  # Some dictionaries inside of lists pyarrow itself cannot write or read.
     options = {"shuffle": name, "batch_size": batch_size, "threads": threads}
     try:
         memory = None if part is None else max(int(part * sum(t.nbytes for t in tables)), 1)
@@ -412,6 +419,13 @@ def test_random_drifting_datasets_come_whole(
     found.validate(full=True)
     assert set(found.column_names) == {name for t in tables for name in t.column_names}
     assert rows_of(found) == expected_rows(tables, reader.schema)
+
+
+def test_a_required_dictionary_below_a_null_struct(tmp_path: Path) -> None:
+    kind = pa.struct([pa.field("p", pa.dictionary(pa.int32(), pa.string()), nullable=False)])
+    folder = write_files(tmp_path, pa.table({"c": pa.array([None, None], kind)}))
+    reader = ca.Reader(folder)
+    assert [row for batch in reader for row in batch.to_pylist()] == [{"c": None}] * 2
 
 
 # Table tests ------------------------------------------------------------------------------------------------------
@@ -600,12 +614,14 @@ NESTED = pa.table(
 
 
 @pytest.mark.usefixtures("small_pages")
-@pytest.mark.parametrize("memory", [None, 700])
+@pytest.mark.parametrize("memory", [None, 3000])
 def test_fields_of_structs_by_name(tmp_path: Path, memory: int | None) -> None:
     """A field is null where its struct is, at any depth."""
     folder = write_files(tmp_path, *[pa.concat_tables([NESTED] * 50)] * 2)
     names = ["a.c.d", "z", "a.b", "a.c", "a"]
-    found = read_all(folder, columns=names, shuffle="none", memory=memory)
+    reader = ca.Reader(folder, columns=names, shuffle="none", memory=memory)
+    assert (reader.plan().pieces is None) == (memory is None)
+    found = pa.Table.from_batches(list(reader))
     assert found.column_names == names
     expected = [
         {"a.c.d": "x", "z": 1, "a.b": 1},

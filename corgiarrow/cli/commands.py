@@ -108,6 +108,7 @@ def inspect(
             ("rows", f"{found.rows:,} (about {show_bytes(found.memory_bytes)} in memory)"),
             ("row groups", f"{found.row_groups:,}"),
             ("blocks", f"{found.blocks:,} (row groups after merging small neighbours)"),
+            *([("in paths", ", ".join(found.path_columns))] if found.path_columns else []),
         ]
     )
     sizes = (
@@ -131,6 +132,10 @@ def inspect(
         ),
         left=4,
     )
+    for fact in found.drift:
+        print_text(f"files differ: {fact}")
+    for reason in found.left_out:
+        print_text(f"left out: {reason}")
     for warning in found.warnings:
         print_text(f"warning: {warning}")
 

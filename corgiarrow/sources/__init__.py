@@ -67,6 +67,10 @@ class BlockSource(Protocol):
         """Bytes of each block in memory, int64 [blocks], as far as known before reading."""
 
     @property
+    def decode_bytes(self) -> Int64s:
+        """Bytes that reading each block whole takes beside its rows, int64 [blocks]."""
+
+    @property
     def largest_column(self) -> float:
         """Part of ``block_bytes`` that the largest column takes, in [0, 1]."""
 

@@ -1,6 +1,5 @@
 """Reading a large block a piece at a time, from its first row on."""
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, wait
 from contextlib import AbstractContextManager, ExitStack
@@ -15,7 +14,8 @@ from corgiarrow.errors import CorgiArrowError, ReadError
 from corgiarrow.index import Int64s, open_parquet
 from corgiarrow.sources.decode import Decoder, rows_of
 
-_BATCH_BYTES = 2**20
+_BATCH_BYTES = 2**22
+"""Bytes that a batch takes while it is decoded, about."""
 _BATCH_ROWS = 16_384
 _BUFFER_BYTES = 64 * 1024
 """Bytes that a column asks of a file at once; a larger page is read whole."""
@@ -76,8 +76,7 @@ class Cursor:
         self._files = ExitStack()
         stored = decoder.stored(groups.file)
         absent = [c for c in range(len(decoder.columns)) if c not in stored]
-        row_bytes = decoder.index.memory_bytes(decoder.columns).sum() / max(decoder.index.num_rows, 1)
-        self._batch_rows = int(min(max(_BATCH_BYTES / max(row_bytes, 1), 1), _BATCH_ROWS))
+        self._batch_rows = batch_size(decoder)[0]
         self._parts: list[_Part | _Absent] = []
         try:
             for columns in np.array_split(np.array(stored, dtype=int), max(min(parts, len(stored)), 1)):
@@ -103,43 +102,59 @@ class Cursor:
 
     def take(self, rows: int) -> list[pa.ChunkedArray]:
         """Return the next `rows` kept rows of every column, and their numbers in the block as a last column."""
-        found: list[list[pa.ChunkedArray]] = []
-        missing = rows
-        while missing:
-            columns = self._ready or self._next()
-            count = len(columns[0])
-            self._ready = [c.slice(missing) for c in columns] if count > missing else []
-            columns = [c.slice(0, missing) for c in columns]
-            missing -= min(count, missing)
-            found.append(columns)
         self.position += rows
-        return [_joined([columns[c] for columns in found]) for c in range(len(found[0]))]
+        if self._kept is None:
+            return self._next(rows)
+        found: list[list[pa.ChunkedArray]] = []
+        while rows:
+            columns = self._ready or self._next_kept()
+            count = len(columns[0])
+            self._ready = [c.slice(rows) for c in columns] if count > rows else []
+            columns = [c.slice(0, rows) for c in columns]
+            rows -= min(count, rows)
+            found.append(columns)
+        return [pa.chunked_array([x for columns in found for x in columns[c].chunks]) for c in range(len(found[0]))]
 
     def skip(self, rows: int) -> None:
         """Leave out the next `rows` kept rows."""
         while rows:
-            count = min(rows, _BATCH_ROWS)
+            count = min(rows, self._batch_rows)
             self.take(count)
             rows -= count
 
-    def _next(self) -> list[pa.ChunkedArray]:
-        """Read some rows, and drop those that are not kept."""
+    def _next(self, rows: int) -> list[pa.ChunkedArray]:
+        """Read the next rows, kept or not."""
+        here, *others = self._parts
+        started = [self._executor.submit(part.take, rows) for part in others]
+        try:
+            columns = here.take(rows)
+        finally:
+            wait(started)  # No file is closed while a thread reads it.
+        for other in started:
+            columns |= other.result()
+        numbers = pa.chunked_array([pa.array(np.arange(self._raw, self._raw + rows))])
+        self._raw += rows
+        return [*(columns[c] for c in range(len(columns))), numbers]
+
+    def _next_kept(self) -> list[pa.ChunkedArray]:
+        """Read some rows, and leave out those that are not kept."""
+        assert self._kept is not None
         count = min(self._batch_rows, self._rows - self._raw)
         if not count:
             raise ReadError("fewer rows are there than the footer says")
-        here, *others = self._parts
-        started = [self._executor.submit(part.take, count) for part in others if isinstance(part, _Part)]
-        try:
-            pieces = {here: here.take(count)}
-        finally:
-            wait(started)  # No file is closed while a thread reads it.
-        results = iter(started)
-        pieces |= {p: next(results).result() if isinstance(p, _Part) else p.take(count) for p in others}
-        columns = {c: column for part, piece in pieces.items() for c, column in zip(part.columns, piece, strict=True)}
-        ordered = [columns[c] for c in range(len(columns))]
-        ordered.append(pa.chunked_array([pa.array(np.arange(self._raw, self._raw + count))]))
-        self._raw += count
-        return ordered if self._kept is None else rows_of(ordered, self._kept(ordered[:-1]))
+        columns = self._next(count)
+        return rows_of(columns, self._kept(columns[:-1]))
+
+
+def batch_size(decoder: Decoder) -> tuple[int, int]:
+    """Rows that a cursor decodes at a time, and the bytes that takes."""
+    rows = max(decoder.index.num_rows, 1)
+    row_bytes = sum(
+        decoder.index.memory_bytes([column]).sum() / rows * (1 + factor)
+        for column, factor in zip(decoder.columns, decoder.decode_factors, strict=True)
+    )
+    count = int(min(max(_BATCH_BYTES / max(row_bytes, 1), 1), _BATCH_ROWS))
+    return count, int(count * row_bytes)
 
 
 class _Part:
@@ -153,11 +168,14 @@ class _Part:
         self._groups = groups
         self._batch_rows = batch_rows
         self._batches = self._open(columns, files)
-        self._ready: deque[pa.RecordBatch] = deque()
+        self._ready: pa.RecordBatch | None = None
+        """What is left of the last batch."""
+        self._dictionaries: dict[int, pa.Array] = {}
+        """Dictionary that a column had last."""
 
     def _open(self, columns: Sequence[int], files: ExitStack) -> Iterator[pa.RecordBatch]:
         groups, names = self._groups, self._decoder.names(columns)
-        dictionaries = [n for n in self._decoder.dictionaries if n in names]
+        dictionaries = self._decoder.dictionaries(groups.file, columns)
         origin = files.enter_context(groups.opened(columns))
         reader = files.enter_context(
             open_parquet(origin, groups.footer, dictionaries=dictionaries, buffer_size=_BUFFER_BYTES)
@@ -167,17 +185,17 @@ class _Part:
         )
         return batches
 
-    def take(self, rows: int) -> list[pa.ChunkedArray]:
-        """Return the next `rows` rows; batches may end anywhere, as where a dictionary does."""
-        found: list[list[pa.ChunkedArray]] = []
-        while rows:
-            batch = self._ready.popleft() if self._ready else self._read()
-            if batch.num_rows > rows:
-                self._ready.appendleft(batch.slice(rows))
-                batch = batch.slice(0, rows)
-            rows -= batch.num_rows
-            found.append([self._fit(c, batch) for c in self.columns])
-        return [_joined([columns[c] for columns in found]) for c in range(len(self.columns))]
+    def take(self, rows: int) -> dict[int, pa.ChunkedArray]:
+        """Return the next `rows` rows by column number; batches may end anywhere, as where a dictionary does."""
+        found: list[pa.RecordBatch] = []
+        count = 0
+        while count < rows:
+            batch = self._ready or self._read()
+            self._ready = batch.slice(rows - count) if batch.num_rows > rows - count else None
+            found.append(batch.slice(0, rows - count))
+            count += found[-1].num_rows
+        table = pa.Table.from_batches(found)
+        return {c: self._fit(c, table) for c in self.columns}
 
     def _read(self) -> pa.RecordBatch:
         try:
@@ -195,11 +213,27 @@ class _Part:
             for _ in self._open([column], files):
                 pass
 
-    def _fit(self, number: int, batch: pa.RecordBatch) -> pa.ChunkedArray:
+    def _fit(self, number: int, table: pa.Table) -> pa.ChunkedArray:
         try:
-            return self._decoder.fit(self._groups.file, number, batch, batch.num_rows)
+            fitted = self._decoder.fit(self._groups.file, number, table, table.num_rows)
+            return self._with_one_dictionary(number, fitted)
         except pa.ArrowException as error:
             raise ReadError(f"column {self._decoder.columns[number].field.name!r}: {error}") from None
+
+
+    def _with_one_dictionary(self, number: int, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Let chunks share a dictionary: each batch comes with a copy of its row group's."""
+        if not pa.types.is_dictionary(column.type):
+            return column
+        chunks = []
+        for chunk in column.chunks:
+            known = self._dictionaries.setdefault(number, chunk.dictionary)
+            if chunk.dictionary.equals(known):
+                chunk = pa.DictionaryArray.from_arrays(chunk.indices, known, ordered=column.type.ordered, safe=False)
+            else:
+                self._dictionaries[number] = chunk.dictionary
+            chunks.append(chunk)
+        return pa.chunked_array(chunks, column.type)
 
 
 class _Absent:
@@ -210,10 +244,6 @@ class _Absent:
         self._decoder = decoder
         self._file = groups.file
 
-    def take(self, rows: int) -> list[pa.ChunkedArray]:
+    def take(self, rows: int) -> dict[int, pa.ChunkedArray]:
         """Return nulls, or what the file's path says."""
-        return [self._decoder.fit(self._file, c, None, rows) for c in self.columns]
-
-
-def _joined(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
-    return columns[0] if len(columns) == 1 else pa.chunked_array([x for c in columns for x in c.chunks])
+        return {c: self._decoder.fit(self._file, c, None, rows) for c in self.columns}

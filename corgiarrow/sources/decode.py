@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from corgiarrow.errors import ReadError, SchemaMismatchError
 from corgiarrow.index import BlockIndex, Int64s, leaves_of
-from corgiarrow.schemas import Column, leaf_types
+from corgiarrow.schemas import Column, fixed_bytes, leaf_types
 from corgiarrow.storage import redact
 
 
@@ -29,16 +29,20 @@ class Decoder:
         self.columns = list(columns)
         self.held_types = [_held_type(index, column) for column in columns]
         """Types in which columns are held: text that repeats as a dictionary."""
-        self.dictionaries = [
-            ".".join(c.path) for c, t in zip(columns, self.held_types, strict=True) if pa.types.is_dictionary(t)
-        ]
         self._leaves = [[leaves_of(layout, column.path) for column in columns] for layout in index.layouts]
-        self._text = [any(map(_is_text, leaf_types(column.field.type))) for column in columns]
+        self.decode_factors = [_decode_factor(column.field.type) for column in columns]
+        """What decoding each column holds beside its result, in units of the result."""
+        self._checked = [any(map(_is_checked, leaf_types(column.field.type))) for column in columns]
 
     def stored(self, file: int) -> list[int]:
         """Numbers of the columns that a file stores."""
         leaves = self._leaves[self.index.file_layout[file]]
         return [number for number in range(len(self.columns)) if leaves[number]]
+
+    def dictionaries(self, file: int, columns: Sequence[int] | None = None) -> list[str]:
+        """Dotted paths of the columns, of all or of some, that are to be read of a file as dictionaries."""
+        stored = set(self.stored(file)) & set(range(len(self.columns)) if columns is None else columns)
+        return self.names([c for c in sorted(stored) if pa.types.is_dictionary(self.held_types[c])])
 
     def leaf_numbers(self, file: int) -> list[int]:
         """Numbers of the leaf columns that are read of a file."""
@@ -65,7 +69,7 @@ class Decoder:
         """Dotted paths of columns, as pyarrow takes them."""
         return [".".join(self.columns[c].path) for c in columns]
 
-    def fit(self, file: int, number: int, table: pa.Table | pa.RecordBatch | None, rows: int) -> pa.ChunkedArray:
+    def fit(self, file: int, number: int, table: pa.Table | None, rows: int) -> pa.ChunkedArray:
         """Return column number `number` in the type in which it is held.
 
         Parameters
@@ -87,11 +91,9 @@ class Decoder:
         if table is None:
             return pa.chunked_array([_constant(None if in_path is None else in_path[file], rows, kind)], kind)
         found = table.column(column.path[0])
-        if isinstance(found, pa.Array):
-            found = pa.chunked_array([found])
-        if self._text[number]:
+        if self._checked[number]:
             for chunk in found.chunks:
-                chunk.validate(full=True)
+                _check(chunk)
         for name in column.path[1:]:
             found = pc.struct_field(found, name)
         fitted = _cast(found, kind)
@@ -140,6 +142,20 @@ class Decoder:
         return ReadError(redact(str(error)))
 
 
+def _decode_factor(kind: pa.DataType) -> float:
+    """What decoding a type holds beside its result, in units of the result: measured over types and writers.
+
+    Numbers grow in a buffer of at least 4 bytes each that doubles; values of lists carry two levels of 2 bytes.
+    """
+    factor = 2.0
+    for leaf in leaf_types(kind):
+        width = fixed_bytes(leaf)
+        if width:
+            levels = 4 if pa.types.is_nested(kind) else 0
+            factor = max(factor, (2.5 * max(width, 4.0) + levels) / max(width, 1.0))
+    return factor
+
+
 def _held_type(index: BlockIndex, column: Column) -> pa.DataType:
     kind = column.field.type
     if column.field.name in index.dictionaries and len(column.path) == 1 and not pa.types.is_dictionary(kind):
@@ -148,11 +164,28 @@ def _held_type(index: BlockIndex, column: Column) -> pa.DataType:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        kind in (pa.string(), pa.large_string())
-        or (pa.types.is_dictionary(kind)
-        and kind.value_type in (pa.string(), pa.large_string()))
-    )
+    return bool(kind in (pa.string(), pa.large_string()))
+
+
+def _is_checked(kind: pa.DataType) -> bool:
+    return _is_text(kind) or kind in (pa.binary(), pa.large_binary()) or bool(pa.types.is_dictionary(kind))
+
+
+def _check(array: pa.Array) -> None:
+    """Raise an ArrowInvalid where text is no UTF-8 or a dictionary has not the value asked for, at any depth."""
+    if isinstance(array, pa.ExtensionArray):
+        _check(array.storage)
+    elif isinstance(array, pa.StructArray):
+        for part in array.flatten():  # What lies below a null may be anything.
+            _check(part)
+    elif isinstance(array, pa.MapArray):
+        _check(array.keys)
+        _check(array.items)
+    elif pa.types.is_nested(array.type) and hasattr(array, "flatten"):
+        _check(array.flatten())
+    else:
+        # Arrow does not check indices where it is told to read a dictionary as such.
+        array.validate(full=_is_text(array.type) or pa.types.is_dictionary(array.type))
 
 
 def _constant(value: pa.Scalar | None, rows: int, kind: pa.DataType) -> pa.Array:
@@ -180,7 +213,41 @@ def _cast_chunk(chunk: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.DictionaryArray.from_arrays(indices, _cast_chunk(values, kind.value_type), ordered=kind.ordered)
     if isinstance(chunk, pa.DictionaryArray):
         chunk = chunk.dictionary_decode()
-    return chunk if chunk.type.equals(kind) else chunk.cast(kind)
+    if chunk.type.equals(kind):
+        return chunk
+    return _cast_nested(chunk, kind) if pa.types.is_nested(kind) else chunk.cast(kind)
+
+
+def _cast_nested(chunk: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast level by level: Arrow's own cast refuses nulls above values that may not be null."""
+    is_list = any(isinstance(chunk, t) for t in (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray))
+    if isinstance(chunk, pa.StructArray) and pa.types.is_struct(kind):
+        held = chunk.type.names
+        children = [
+            _cast_chunk(chunk.field(f.name), f.type) if f.name in held else pa.nulls(len(chunk), f.type)
+            for f in kind.fields
+        ]
+        return pa.StructArray.from_arrays(children, fields=kind.fields, mask=chunk.is_null())
+    if chunk.offset or not is_list:
+        chunk = pa.concat_arrays([chunk])  # So that offsets begin at its own first value.
+    nulls = chunk.is_null()
+    if isinstance(chunk, pa.MapArray) and pa.types.is_map(kind):
+        keys, items = _cast_chunk(chunk.keys, kind.key_type), _cast_chunk(chunk.items, kind.item_type)
+        return pa.MapArray.from_arrays(chunk.offsets, keys, items, type=kind, mask=nulls)
+    if isinstance(chunk, pa.FixedSizeListArray) and pa.types.is_fixed_size_list(kind):
+        values = _cast_chunk(chunk.values[: len(chunk) * kind.list_size], kind.value_type)
+        return pa.FixedSizeListArray.from_arrays(values, type=kind, mask=nulls)
+    if is_list and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        values = _cast_chunk(chunk.values, kind.value_type)
+        offsets = (
+            pa.array(np.arange(len(chunk) + 1) * chunk.type.list_size)
+            if isinstance(chunk, pa.FixedSizeListArray)
+            else chunk.offsets
+        )
+        wide = pa.types.is_large_list(kind)
+        made = pa.LargeListArray if wide else pa.ListArray
+        return made.from_arrays(offsets.cast(pa.int64() if wide else pa.int32()), values, type=kind, mask=nulls)
+    return chunk.cast(kind)
 
 
 def _all_equal(column: pa.ChunkedArray, value: pa.Scalar) -> bool:

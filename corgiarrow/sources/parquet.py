@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from corgiarrow.errors import CorgiArrowError, OptionError, ReadError
+from corgiarrow.errors import CorgiArrowError, OptionError, ReadError, SourceChangedError
 from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex, Int64s, open_parquet
-from corgiarrow.sources.cursors import Cursor, RowGroups
+from corgiarrow.sources.cursors import Cursor, RowGroups, batch_size
 from corgiarrow.sources.decode import Decoder, rows_of
 from corgiarrow.sources.filters import RowFilter
 from corgiarrow.sources.ranges import FetchedRanges, MovingWindows, coalesce
@@ -26,7 +26,7 @@ _GROUP_BYTES = (2**18, 2**20)
 """Columns are decoded together, a quarter of a block but within these bytes: it halves the peak, and caches like it."""
 
 _DECODE_FACTOR = 4
-"""What decoding holds beside its result, in units of the columns decoded together: pages, dictionaries (measured)."""
+"""What decoding some small columns together holds beside them, at least: pages, dictionaries (measured)."""
 
 _HOLE_BYTES = 64 * 1024
 """Column chunks at most so far apart are fetched in one request."""
@@ -58,6 +58,8 @@ class ParquetSource:
         Bytes on disk towards which small row groups of one file are merged.
     filter
         Which rows to read; the columns that it needs are counted once, see :meth:`count_kept`.
+    on_error
+        ``"skip"`` leaves out row groups whose rows cannot be counted for the filter, and lists them in `uncounted`.
     threads
         Threads to count with.
     """
@@ -69,6 +71,7 @@ class ParquetSource:
         block_bytes: int | str = DEFAULT_BLOCK_BYTES,
         *,
         filter: pc.Expression | None = None,
+        on_error: str = "raise",
         threads: int = 4,
     ):
         self.index = index
@@ -85,7 +88,9 @@ class ParquetSource:
         self.decoder = Decoder(index, [*self.columns, *(c for c in filtering if c.path not in wanted)])
         paths = [c.path for c in self.decoder.columns]
         self.filter_places = [paths.index(c.path) for c in filtering]
-        rows = index.group_rows if self.row_filter is None else self._count_kept(threads)
+        self.uncounted: dict[str, str] = {}
+        """Row groups that a filter left out because they cannot be read, by name, each with the reason."""
+        rows = index.group_rows if self.row_filter is None else self._count_kept(threads, on_error)
         self.kept_rows: Int64s = rows
         """Rows of each row group that are read, int64 [row groups]."""
         self.first_group, self.stop_group = index.merge(self.columns, parse_bytes("block_bytes", block_bytes), rows)
@@ -98,8 +103,13 @@ class ParquetSource:
         self.block_bytes: Int64s = memory_ends[self.stop_group] - memory_ends[self.first_group]
         self.raw_bytes: Int64s = raw_ends[self.stop_group] - raw_ends[self.first_group]
         """Bytes of each block before its filter, int64 [blocks]."""
-        column_bytes = [int(index.memory_bytes([c]).sum()) for c in self.columns]
-        self.largest_column: float = max(column_bytes) / max(sum(column_bytes), 1)
+        column_bytes = np.array([int(index.memory_bytes([c]).sum()) for c in self.decoder.columns], dtype=np.float64)
+        shares = column_bytes / max(column_bytes.sum(), 1)
+        here = shares[: len(self.columns)]
+        self.largest_column: float = here.max() / max(here.sum(), 1e-9)
+        factors = np.array(self.decoder.decode_factors)
+        self._mean_factor = max(float((shares * factors).sum()), _DECODE_FACTOR)
+        self._largest_factor = float((shares * factors).max())
 
     @property
     def fingerprint(self) -> str:
@@ -107,6 +117,16 @@ class ParquetSource:
         if self.row_filter is None:
             return self.index.fingerprint
         return self.index.fingerprint_with(self.row_filter.key, self.kept_rows)
+
+    @property
+    def decode_bytes(self) -> Int64s:
+        """Bytes that reading each block whole takes beside its rows, int64 [blocks]."""
+        return np.array([self.bytes_beside(int(raw)) for raw in self.raw_bytes], dtype=np.int64)
+
+    def bytes_beside(self, raw: int) -> int:
+        """Bytes that decoding `raw` bytes takes beside them, and the fetched bytes of a remote file."""
+        decoding = max(self._mean_factor * min(_group_bytes(raw), raw), self._largest_factor * raw)
+        return int(decoding) + (0 if self.index.storage.is_local else raw)
 
     def cursor_bytes(self, blocks: Int64s) -> int:
         """Bytes that reading one of some blocks in pieces holds beside them, at most, from a sample of them."""
@@ -174,9 +194,9 @@ class ParquetSource:
                     dictionary = nbytes * max(part, 0)
                 found += 2 * page + 2 * dictionary
             total = max(total, found)
-        return total + (0 if index.storage.is_local else 1.5 * _WINDOW_BYTES)
+        return total + batch_size(self.decoder)[1] + (0 if index.storage.is_local else 1.5 * _WINDOW_BYTES)
 
-    def _count_kept(self, threads: int) -> Int64s:
+    def _count_kept(self, threads: int, on_error: str) -> Int64s:
         """Rows of each row group that the filter keeps, int64 [row groups]: counted once, then kept by the index."""
         index, row_filter = self.index, self.row_filter
         assert row_filter is not None
@@ -186,7 +206,12 @@ class ParquetSource:
             first = np.searchsorted(index.group_file, np.arange(len(index.files)))
 
             def count(group: int) -> None:
-                counts[group] = _kept_in_group(index, decoder, row_filter, group)
+                try:
+                    counts[group] = _kept_in_group(index, decoder, row_filter, group)
+                except ReadError as error:
+                    if on_error == "raise" or isinstance(error, SourceChangedError):
+                        raise
+                    self.uncounted[self._describe(group, group)] = str(error)
 
             with ThreadPoolExecutor(threads) as executor:
 
@@ -196,6 +221,8 @@ class ParquetSource:
 
                 groups = [g for found in executor.map(possible, range(len(index.files))) for g in found]
                 list(executor.map(count, groups))
+            if self.uncounted:
+                return counts
             index.kept_rows[row_filter.key] = counts
         return index.kept_rows[row_filter.key]
 
@@ -218,6 +245,8 @@ class ParquetSession:
         self._cursor_freed = threading.Condition(self._lock)
         self._cursors: dict[int, Cursor] = {}
         """Cursors that no thread reads, the one that was read longest ago first."""
+        self._broken: dict[int, tuple[int, ReadError]] = {}
+        """For each block in pieces that cannot be read to its end, the first row of a piece that failed, and why."""
         self._reading = 0
         """Cursors that threads read."""
         self._stopped = False
@@ -248,12 +277,7 @@ class ParquetSession:
             else:
                 columns = self._read_groups(block, start, stop)
         except (pa.ArrowException, OSError) as error:
-            where = self._source.describe(block)
-            if isinstance(error, ReadError) and str(error).startswith("column "):
-                raise ReadError(f"{where}, {error}") from None
-            if isinstance(error, CorgiArrowError):
-                raise
-            raise ReadError(f"{where}: {redact(str(error))}") from None
+            raise self._named(block, start, error) from None
         if not self._row_ids:
             del columns[len(self.schema) :]
         table = pa.Table.from_arrays(columns, schema=self.schema)
@@ -263,19 +287,31 @@ class ParquetSession:
             )
         return table
 
+    def _named(self, block: int, start: int, error: Exception) -> CorgiArrowError:
+        """Return the error to raise, with the block's name in it."""
+        where = self._source.describe(block)
+        if isinstance(error, CorgiArrowError) and not (
+            isinstance(error, ReadError) and str(error).startswith("column ")
+        ):
+            return error
+        separator = ", " if isinstance(error, ReadError) else ": "
+        named = ReadError(f"{where}{separator}{redact(str(error))}")
+        self._broken.setdefault(block, (start, named))
+        return named
+
     def bytes_beside(self, block: int, nbytes: int) -> int:
         """Estimate what decoding holds beside its result, and the fetched bytes of a remote file."""
         if self._pieces is not None and self._pieces[block] > 1:
-            return min(nbytes, _GROUP_BYTES[1])  # What a cursor holds is reserved.
-        raw = max(int(self._source.raw_bytes[block]), nbytes)
-        at_once = max(_group_bytes(raw), int(raw * self._source.largest_column))
-        return _DECODE_FACTOR * min(at_once, raw) + (0 if self._index.storage.is_local else raw)
+            return nbytes  # Batches, joined; what a cursor holds is reserved.
+        return self._source.bytes_beside(max(int(self._source.raw_bytes[block]), nbytes))
 
     def _read_piece(self, block: int, start: int, stop: int) -> list[pa.ChunkedArray]:
         source, index = self._source, self._index
         first_group, stop_group = int(source.first_group[block]), int(source.stop_group[block])
         file = int(index.group_file[first_group])
         self._check(file)
+        if block in self._broken and start >= self._broken[block][0]:
+            raise self._broken[block][1]
         cursor = self._taken_cursor(block, start)
         done = False
         try:
@@ -364,7 +400,7 @@ class ParquetSession:
         kept: Int64s | None = None
         with (
             self._open(file, numbers) as origin,
-            open_parquet(origin, footer, dictionaries=decoder.dictionaries) as reader,
+            open_parquet(origin, footer, dictionaries=decoder.dictionaries(file)) as reader,
         ):
 
             def read(columns: list[int]) -> list[pa.ChunkedArray]:
@@ -439,33 +475,31 @@ def _kept_in_group(index: BlockIndex, decoder: Decoder, row_filter: RowFilter, g
         constant = [decoder.fit(file, c, None, 1) for c in range(len(decoder.columns))]
         return rows * len(row_filter.kept(constant))
     index.check_unchanged(file)
-    try:
-        chunks = coalesce(decoder.chunk_ranges(file, footer, [number]), _HOLE_BYTES)
+
+    def tables(columns: Sequence[int]) -> Iterator[pa.Table]:
+        chunks = coalesce(decoder.chunk_ranges(file, footer, [number], columns), _HOLE_BYTES)
         origin: Any = nullcontext(storage.full(path))
         if not storage.is_local:
             origin = FetchedRanges(chunks, storage.fetch(path, chunks), index.files[file].size)
-        kept = 0
-        with origin as opened, open_parquet(opened, footer, dictionaries=decoder.dictionaries) as reader:
+        dictionaries = decoder.dictionaries(file, columns)
+        with origin as opened, open_parquet(opened, footer, dictionaries=dictionaries) as reader:
             for batch in reader.iter_batches(
-                _COUNTED_ROWS, row_groups=[number], columns=decoder.names(stored), use_threads=False
+                _COUNTED_ROWS, row_groups=[number], columns=decoder.names(columns), use_threads=False
             ):
-                columns = [
-                    decoder.fit(file, c, batch if c in stored else None, batch.num_rows)
-                    for c in range(len(decoder.columns))
-                ]
-                kept += len(row_filter.kept(columns))
-        return kept
+                yield pa.Table.from_batches([batch])
+
+    def fitted(table: pa.Table, columns: Sequence[int]) -> list[pa.ChunkedArray]:
+        return [decoder.fit(file, c, table if c in stored else None, table.num_rows) for c in columns]
+
+    every = range(len(decoder.columns))
+    try:
+        return sum(len(row_filter.kept(fitted(table, every))) for table in tables(stored))
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, CorgiArrowError):
             raise
         where = f"{storage.shown(path)}, row group {number}, counting rows for filter="
-        raise ReadError(f"{where}: {redact(str(error))}") from None
-
-
-def _owned(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column whose chunks keep no larger arrays alive."""
-    chunks = [pa.concat_arrays([c]) if c.offset or c.nbytes < c.get_total_buffer_size() else c for c in column.chunks]
-    return pa.chunked_array(chunks, column.type)
+        blamed = decoder.blame(stored, lambda c: [fitted(table, [c]) for table in tables([c])], error)
+        raise ReadError(f"{where}, {blamed}") from None
 
 
 def _group_bytes(nbytes: int) -> int:
