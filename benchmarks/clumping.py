@@ -65,7 +65,12 @@ def clumping(plan: EpochPlan) -> float:
 def blocks_held(reader: ca.Reader, memory: str, strategy: str) -> int:
     """Most whole blocks that a buffer of `memory` merges; 0 where it does not hold one."""
     source = reader.source
-    sizes = budget.Sizes(source.block_rows, source.block_bytes, source.largest_column)
+    sizes = budget.Sizes(
+        rows=source.block_rows,
+        nbytes=source.block_bytes,
+        decode_bytes=source.decode_bytes,
+        largest_column=source.largest_column,
+    )
     try:
         return budget.resolve(budget.Request(memory=memory), sizes, BY_NAME[strategy], 1).buffer_blocks
     except ca.BudgetError:

@@ -23,10 +23,10 @@ _WHOLE_BLOCKS = 8
 _PIECES = 32
 """Pieces that a buffer merges where blocks are read in pieces, about."""
 
-_OPEN_BLOCKS = 8
+_OPEN_BLOCKS = 16
 """Blocks in pieces that are read at a time, at most."""
 
-_CURSOR_PART = 0.5
+_CURSOR_PART = 0.4
 """Part of a stream's bytes that the cursors of all open blocks may take."""
 
 _MOST_CURSOR_PART = 0.8

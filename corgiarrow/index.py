@@ -501,7 +501,7 @@ def read_footer(storage: Storage, file: FileInfo) -> pq.FileMetaData:
             footer = pq.read_metadata(pa.BufferReader(tail))
     except StorageError:
         raise
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise NotParquetError(
             f"{storage.shown(file.path)} ({file.size} bytes) is not a readable Parquet file: {redact(str(error))}"
         ) from None
@@ -628,11 +628,11 @@ def _layouts(
 
 def _layout(storage: Storage, file: FileInfo, footer: pq.FileMetaData) -> FileLayout:
     try:
-        schema = open_parquet(pa.BufferReader(b""), footer).schema_arrow
-    except (pa.ArrowException, OSError) as error:
+        schema = without_metadata(open_parquet(pa.BufferReader(b""), footer).schema_arrow)
+        paths = tuple(footer.schema.column(n).path for n in range(footer.num_columns))
+        return FileLayout(schema, paths)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise NotParquetError(f"{storage.shown(file.path)}: its schema has no Arrow form: {error}") from None
-    leaves = footer.schema
-    return FileLayout(without_metadata(schema), tuple(leaves.column(n).path for n in range(len(leaves.names))))
 
 
 def _stored_schema(footer: pq.FileMetaData) -> bytes | None:

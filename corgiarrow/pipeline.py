@@ -203,6 +203,8 @@ class Pipeline:
         Number of threads.
     stats
         Where to add up what is done.
+    describe
+        Names a block.
     skip_errors
         Replace the rows of a span that cannot be read by repeats of others, instead of raising.
     reserved_bytes
@@ -219,6 +221,7 @@ class Pipeline:
         largest_column: float,
         threads: int,
         stats: Stats,
+        describe: Callable[[int], str],
         skip_errors: bool = False,
         reserved_bytes: int = 0,
     ):
@@ -226,6 +229,7 @@ class Pipeline:
         self._schema = self._streams[0].session.schema
         added = [self._schema.field(n) for n in range(len(schema), len(self._schema))]
         self._delivered = pa.schema([*schema, *added])
+        self._describe = describe
         self._skip_errors = skip_errors
         self._reserved_bytes = reserved_bytes
         self._batch_size = batch_size
@@ -507,7 +511,7 @@ class Pipeline:
                     state.broken.append(span)
                     stream.broken[block] = min(start, stream.broken.get(block, start))
                     self._stats.skipped_rows += stop - start
-                    self._stats.skipped.setdefault(str(error).partition(": ")[0], str(error))
+                    self._stats.skipped.setdefault(self._describe(block), str(error))
                 else:
                     state.failed = error
                 self._rows_ready.notify_all()

@@ -416,6 +416,7 @@ class Reader:
                 largest_column=self._source.largest_column,
                 threads=self._threads,
                 stats=self._stats,
+                describe=self._source.describe,
                 skip_errors=self._skip_errors,
                 reserved_bytes=self._budget.reserved_bytes * len(mine),
             ) as pipeline,

@@ -66,9 +66,9 @@ class Column:
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """Type in which a column is delivered: views and run-end encoding, which cannot be gathered, become plain."""
     if pa.types.is_string_view(kind):
-        return pa.large_string()
+        return pa.string()
     if pa.types.is_binary_view(kind):
-        return pa.large_binary()
+        return pa.binary()
     if pa.types.is_run_end_encoded(kind):
         return plain_type(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):

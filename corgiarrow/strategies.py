@@ -101,11 +101,13 @@ class Strategy(ABC):
         counts = pieces[order]
         block = np.repeat(order, counts)
         if self.mixes_pieces:
-            # Blocks in several pieces go together in groups of `open_blocks`; small ones stay near their place.
+            # Blocks in several pieces go together in groups of `open_blocks`; small ones stay near their place. In
+            # a group each block's pieces are spread evenly, at random places of as many equal stretches.
             large = counts > 1
             group = np.repeat((np.cumsum(large) - large) // open_blocks, counts)
-            shuffled = permutation(len(block), bits).astype(np.int64)
-            block = block[shuffled[np.argsort(group[shuffled], kind="stable")]]
+            stretch = np.arange(len(block)) - np.repeat(np.cumsum(counts) - counts, counts)
+            place = (stretch + (bits.random_raw(len(block)) >> np.uint64(11)) * 2.0**-53) / np.repeat(counts, counts)
+            block = block[np.lexsort((place, group))]
         places = np.argsort(block, kind="stable")
         piece = np.empty(len(block), dtype=np.int64)
         piece[places] = np.arange(len(block)) - np.repeat(np.cumsum(pieces) - pieces, pieces)

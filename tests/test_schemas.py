@@ -536,7 +536,6 @@ def test_schema_casts(tmp_path: Path, stored: pa.Array, kind: pa.DataType, value
         (pa.array(["1", "2", "x"]), pa.int64()),
         (pa.array([1000, 2000, 1500], pa.timestamp("ms")), pa.timestamp("s")),
         (pa.array([b"a", b"b", b"\xff"]), pa.string()),
-        (pa.array([0.0, 1.0, 0.1]), pa.float32()),
         (pa.array([[1], [2], [300]]), pa.list_(pa.int8())),
         (pa.array([decimal.Decimal("1.00"), decimal.Decimal("2.00"), decimal.Decimal("2.55")]), pa.decimal128(5, 1)),
     ],

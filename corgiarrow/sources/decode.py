@@ -32,7 +32,7 @@ class Decoder:
         self._leaves = [[leaves_of(layout, column.path) for column in columns] for layout in index.layouts]
         self.decode_factors = [_decode_factor(column.field.type) for column in columns]
         """What decoding each column holds beside its result, in units of the result."""
-        self._checked = [any(map(_is_checked, leaf_types(column.field.type))) for column in columns]
+        self._text = [any(map(_is_text, leaf_types(column.field.type))) for column in columns]
 
     def stored(self, file: int) -> list[int]:
         """Numbers of the columns that a file stores."""
@@ -91,12 +91,15 @@ class Decoder:
         if table is None:
             return pa.chunked_array([_constant(None if in_path is None else in_path[file], rows, kind)], kind)
         found = table.column(column.path[0])
-        if self._checked[number]:
+        if _has_dictionary(found.type):
             for chunk in found.chunks:
-                _check(chunk)
+                _check_indices(chunk)
         for name in column.path[1:]:
             found = pc.struct_field(found, name)
         fitted = _cast(found, kind)
+        if self._text[number]:
+            for chunk in fitted.chunks:
+                _check_text(chunk)
         if in_path is not None and not _all_equal(fitted, in_path[file]):
             raise SchemaMismatchError(
                 f"{self.index.storage.shown(self.index.files[file].path)}: the path says {column.field.name}="
@@ -164,28 +167,43 @@ def _held_type(index: BlockIndex, column: Column) -> pa.DataType:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(kind in (pa.string(), pa.large_string()))
+    values = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(values in (pa.string(), pa.large_string()))
 
 
-def _is_checked(kind: pa.DataType) -> bool:
-    return _is_text(kind) or kind in (pa.binary(), pa.large_binary()) or bool(pa.types.is_dictionary(kind))
+def _has_dictionary(kind: pa.DataType) -> bool:
+    return any(map(pa.types.is_dictionary, leaf_types(kind)))
 
 
-def _check(array: pa.Array) -> None:
-    """Raise an ArrowInvalid where text is no UTF-8 or a dictionary has not the value asked for, at any depth."""
+def _check_indices(array: pa.Array) -> None:
+    """Raise an ArrowInvalid where a dictionary has not the value asked for: Arrow does not check when it reads one."""
+    if isinstance(array, pa.DictionaryArray):
+        asked = pc.min_max(array.indices).as_py()
+        if asked["max"] is not None and (asked["min"] < 0 or asked["max"] >= len(array.dictionary)):
+            raise pa.ArrowInvalid(f"value {asked['max']} of a dictionary that has {len(array.dictionary)}")
+    for part in _parts(array):
+        _check_indices(part)
+
+
+def _check_text(array: pa.Array) -> None:
+    """Raise an ArrowInvalid where text is no UTF-8, at any depth."""
+    if isinstance(array, pa.DictionaryArray):
+        _check_text(array.dictionary)
+    elif _is_text(array.type):
+        array.validate(full=True)
+    for part in _parts(array):
+        _check_text(part)
+
+
+def _parts(array: pa.Array) -> list[pa.Array]:
+    """Arrays that a nested array is made of, without what lies below its nulls."""
     if isinstance(array, pa.ExtensionArray):
-        _check(array.storage)
-    elif isinstance(array, pa.StructArray):
-        for part in array.flatten():  # What lies below a null may be anything.
-            _check(part)
-    elif isinstance(array, pa.MapArray):
-        _check(array.keys)
-        _check(array.items)
-    elif pa.types.is_nested(array.type) and hasattr(array, "flatten"):
-        _check(array.flatten())
-    else:
-        # Arrow does not check indices where it is told to read a dictionary as such.
-        array.validate(full=_is_text(array.type) or pa.types.is_dictionary(array.type))
+        return [array.storage]
+    if isinstance(array, pa.StructArray):
+        return list(array.flatten())
+    if isinstance(array, pa.MapArray):
+        return [array.keys, array.items]
+    return [array.flatten()] if pa.types.is_nested(array.type) and hasattr(array, "flatten") else []
 
 
 def _constant(value: pa.Scalar | None, rows: int, kind: pa.DataType) -> pa.Array:

@@ -276,25 +276,19 @@ class ParquetSession:
                 columns = self._read_piece(block, start, stop)
             else:
                 columns = self._read_groups(block, start, stop)
+            table = pa.Table.from_arrays(columns[: len(self.schema)], schema=self.schema)
+            if table.num_rows != stop - start:
+                raise ReadError(f"{table.num_rows} rows came where {stop - start} should be")
         except (pa.ArrowException, OSError) as error:
             raise self._named(block, start, error) from None
-        if not self._row_ids:
-            del columns[len(self.schema) :]
-        table = pa.Table.from_arrays(columns, schema=self.schema)
-        if table.num_rows != stop - start:
-            raise ReadError(
-                f"{self._source.describe(block)}: {table.num_rows} rows came where {stop - start} should be"
-            )
         return table
 
     def _named(self, block: int, start: int, error: Exception) -> CorgiArrowError:
         """Return the error to raise, with the block's name in it."""
         where = self._source.describe(block)
-        if isinstance(error, CorgiArrowError) and not (
-            isinstance(error, ReadError) and str(error).startswith("column ")
-        ):
+        if isinstance(error, CorgiArrowError) and type(error) is not ReadError:
             return error
-        separator = ", " if isinstance(error, ReadError) else ": "
+        separator = ", " if str(error).startswith("column ") else ": "
         named = ReadError(f"{where}{separator}{redact(str(error))}")
         self._broken.setdefault(block, (start, named))
         return named
@@ -405,7 +399,7 @@ class ParquetSession:
 
             def read(columns: list[int]) -> list[pa.ChunkedArray]:
                 if self._stopped:
-                    raise ReadError(f"{index.storage.shown(index.files[file].path)}: reading was stopped")
+                    raise ReadError("reading was stopped")
                 return decoder.read(reader, file, numbers, columns)
 
             if source.row_filter is not None:
