@@ -501,13 +501,14 @@ def ids(batches: Any) -> list[list[int]]:
     return [batch.column("id").to_pylist() for batch in batches]
 
 
-@pytest.mark.parametrize("which", list(BROKEN))
+@pytest.mark.parametrize(
+    ("which", "world"),
+    # With two streams one of them is left without a block that can be read, which raises.
+    [(which, world) for which in BROKEN for world in (1, 2) if (which, world) != ("all but one", 2)],
+)
 @pytest.mark.parametrize("shuffle", ONCE_EACH)
-@pytest.mark.parametrize("world", [1, 2])
 def test_skipping_moves_no_other_row(intact: Path, tmp_path: Path, which: str, shuffle: str, world: int) -> None:
     """Each place of a broken row holds a row of some block that can be read; everything else is as without damage."""
-    if world > 1 and which == "all but one":
-        pytest.skip("a stream without a block that can be read raises")
     broken = BROKEN[which]
     folder = damage(write_groups(tmp_path / "damaged"), broken)
     lost = {i for file, group in broken for i in ids_of_group(file, group)}

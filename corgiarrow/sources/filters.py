@@ -3,6 +3,7 @@
 import io
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,8 @@ from corgiarrow.index import BlockIndex, filter_key
 from corgiarrow.schemas import Column, resolve, wider
 
 _ROW = "row of the table"
+_MOST_FLOATS = 8
+"""Float columns of a filter whose NaN are thought through."""
 
 
 class RowFilter:
@@ -103,11 +106,21 @@ class RowFilter:
     def _false_for_nan(self) -> bool:
         """Whether no row with a NaN can be kept: statistics do not tell of NaN, so they could rule out such a row."""
         floats = [field.name for field in self.schema if pa.types.is_floating(field.type)]
-        nan = {name: pa.array([float("nan")], pa.float64()).cast(self.schema.field(name).type) for name in floats}
-        columns = [nan.get(field.name, pa.nulls(1, field.type)) for field in self.schema]
-        row = pa.Table.from_arrays(columns, schema=self.schema)
-        # Null stands for "depends on the other columns".
-        return not floats or bool(row.filter(~self.expression).num_rows)
+        if len(floats) > _MOST_FLOATS:
+            return False
+        # A row for each choice of columns that hold a NaN; null stands for "depends on the other columns".
+        choices = list(product([None, float("nan")], repeat=len(floats)))[1:]
+        values = dict(zip(floats, zip(*choices, strict=True), strict=True)) if choices else {}
+        rows = pa.Table.from_arrays(
+            [
+                pa.array(values[field.name], pa.float64()).cast(field.type)
+                if field.name in values
+                else pa.nulls(len(choices), field.type)
+                for field in self.schema
+            ],
+            schema=self.schema,
+        )
+        return bool(rows.filter(~self.expression).num_rows == len(choices))
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
