@@ -17,6 +17,9 @@ _SHUFFLE_FACTOR = 1.15
 _PERMUTATION_BYTES = 12
 """A row's share of a permutation that is being made: a random number of 8 bytes, and then its place, of 4."""
 
+_ALLOCATOR_PART = 0.1
+"""Part of the bytes that is left to the allocator: pages that it keeps, and memory that it cannot use again at once."""
+
 _WHOLE_BLOCKS = 8
 """A buffer that merges fewer whole blocks than this mixes little: larger blocks are read in pieces."""
 
@@ -70,7 +73,8 @@ class Budget:
     stream_bytes
         Bytes of one stream: its buffer, what is read ahead, what is being decoded and shuffled, and `reserved_bytes`.
     reserved_bytes
-        Bytes set aside for blocks that are open while they are read in pieces, and for a buffer's permutation.
+        Bytes set aside for blocks that are open while they are read in pieces, for a buffer's permutation, and for the
+        allocator.
     pieces
         Pieces in which each block is read, int64 [blocks]; None where all are read whole.
     open_blocks
@@ -128,7 +132,7 @@ def resolve(request: Request, sizes: Sizes, strategy: Strategy, streams: int) ->
     if request.buffer_blocks is None and request.buffer_fraction is None:
         memory = parse_bytes("memory", request.memory or DEFAULT_MEMORY)
         option, room = f"memory of {show_bytes(memory)}", memory // streams
-        fits = int(np.searchsorted(needed, room, side="right"))
+        fits = int(np.searchsorted(needed, int(room * (1 - _ALLOCATOR_PART)), side="right"))
         in_pieces = _in_pieces(sizes, factor, strategy, room, fits, each)
         if in_pieces is not None:
             return in_pieces
@@ -137,10 +141,11 @@ def resolve(request: Request, sizes: Sizes, strategy: Strategy, streams: int) ->
         option = f"{'buffer_blocks' if request.buffer_blocks else 'buffer_fraction'} of {blocks} blocks"
         fits = min(blocks // (1 if strategy.merges_all else streams), len(sizes.nbytes))
         # Two blocks read ahead keep the disk busy also where a buffer merges one or two.
-        room = int(needed[fits - 1] + 2 * sizes.nbytes.max())
+        room = int((needed[fits - 1] + 2 * sizes.nbytes.max()) / (1 - _ALLOCATOR_PART))
     asked = strategy.buffer_blocks(len(sizes.nbytes), max(fits, 1))
     if fits < asked:
-        remedy = f"memory='{-(-_least(sizes, factor, strategy, int(needed[asked - 1])) * streams // 2**20)} MiB'"
+        least = _least(sizes, factor, strategy, int(needed[asked - 1] / (1 - _ALLOCATOR_PART)) + 1)
+        remedy = f"memory='{-(-least * streams // 2**20)} MiB'"
         if request.buffer_blocks or request.buffer_fraction:
             remedy = f"buffer_blocks={asked * (1 if strategy.merges_all else streams)}"
         raise BudgetError(
@@ -149,7 +154,8 @@ def resolve(request: Request, sizes: Sizes, strategy: Strategy, streams: int) ->
             + (", or fewer streams" if streams > 1 else "")
             + (", or rewrite the data in smaller row groups" if asked == 1 else "")
         )
-    return Budget(asked, room, each * int(_needed(sizes.rows, 1.0, strategy, streams)[asked - 1]))
+    indices = each * int(_needed(sizes.rows, 1.0, strategy, streams)[asked - 1])
+    return Budget(asked, room, indices + int(room * _ALLOCATOR_PART))
 
 
 def _least(sizes: Sizes, factor: float, strategy: Strategy, whole: int) -> int:
@@ -196,12 +202,15 @@ def _in_pieces(sizes: Sizes, factor: float, strategy: Strategy, room: int, fits:
         if fits or cursor >= _MOST_CURSOR_PART * room:
             return None
         open_blocks = 1
-    reserved = open_blocks * cursor
+    reserved = open_blocks * cursor + int(room * _ALLOCATOR_PART)
     # A row costs its bytes, some times over, and its share of the permutation.
     row_bytes = sizes.nbytes[large] / sizes.rows[large]
     piece_bytes = (room - reserved) / _PIECES * row_bytes / (row_bytes * factor + each)
     pieces = np.ones(len(sizes.nbytes), dtype=np.int64)
-    pieces[large] = np.minimum(np.ceil(sizes.nbytes[large] / piece_bytes), sizes.rows[large]).astype(np.int64)
+    piece_rows = np.maximum(piece_bytes / row_bytes, 1).astype(np.int64)
+    pieces[large] = -(-sizes.rows[large] // piece_rows)
+    # As many as there are when all but the last have as many rows as the first.
+    pieces = -(-sizes.rows // -(-sizes.rows // pieces))
     nbytes, rows = (np.repeat(-(-sizes_of // pieces), pieces) for sizes_of in (sizes.nbytes, sizes.rows))
     indices = each * _needed(rows, 1.0, strategy, 1)
     needed = _needed(nbytes, factor, strategy, 1) + indices

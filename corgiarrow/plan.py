@@ -151,7 +151,7 @@ class EpochPlan:
     streams, batch_size
         Logical readers, and rows of a batch.
     pieces
-        Pieces of equal rows, give or take one, in which each block is read, int64 [blocks]; None reads all whole.
+        Pieces in which each block is read, int64 [blocks]: of equal rows, but for the last. None reads all whole.
     open_blocks
         Blocks in several pieces that are read at a time.
     """
@@ -198,8 +198,8 @@ class EpochPlan:
         if self.pieces is None:
             start, stop = np.zeros_like(rows), rows
         else:
-            count = self.pieces[block]
-            start, stop = rows * piece // count, rows * (piece + 1) // count
+            each = -(-rows // self.pieces[block])
+            start, stop = piece * each, np.minimum((piece + 1) * each, rows)
         return block, start, stop, np.cumsum(stop - start)
 
     def stream(self, stream: int) -> StreamPlan:

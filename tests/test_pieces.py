@@ -44,7 +44,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a cursor costs follows from the size of pages, which are small in these files."""
     monkeypatch.setattr("corgiarrow.sources.parquet._PAGE_BYTES", 4096)
-    monkeypatch.setattr("corgiarrow.sources.cursors._BATCH_ROWS", 100)
 
 
 @given(
@@ -61,6 +60,7 @@ def test_pieces_ascend_and_few_blocks_are_open(
 ) -> None:
     rows = np.array([r for r, _ in blocks])
     pieces = np.minimum([p for _, p in blocks], rows)
+    pieces = -(-rows // -(-rows // pieces))
     streams = min(streams, -(-int(rows.sum()) // batch_size))
     plan = ca.EpochPlan(rows, BY_NAME[name], n, seed, 1, streams, batch_size, pieces, open_blocks)
     assert sorted(plan.row_ids().tolist()) == list(range(rows.sum()))
@@ -164,9 +164,11 @@ def test_what_a_budget_promises(
         found = budget.resolve(budget.Request(memory), sizes, BY_NAME[name], streams)
     except ca.BudgetError:
         return
-    assert found.stream_bytes == memory // streams
     pieces = np.ones_like(rows) if found.pieces is None else found.pieces
+    assert found.stream_bytes == memory // streams
+    assert (pieces == -(-rows // -(-rows // pieces))).all()
     assert (pieces >= 1).all()
+    assert (pieces == -(-rows // -(-rows // pieces))).all()
     assert (pieces <= rows).all()
     largest = np.sort(np.repeat(-(-sizes.nbytes // pieces), pieces))[::-1][: found.buffer_blocks]
     assert largest.sum() + found.reserved_bytes <= found.stream_bytes

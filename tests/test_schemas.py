@@ -81,9 +81,8 @@ def write_files(folder: Path, *tables: pa.Table, **options: Any) -> Path:
 
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let even tiny row groups be read in pieces: a cursor is taken to cost next to nothing, and reads few rows."""
+    """Let even tiny row groups be read in pieces: a cursor is taken to cost next to nothing."""
     monkeypatch.setattr(ParquetSource, "_cursor_bytes", lambda source, block: 1.0)
-    monkeypatch.setattr("corgiarrow.sources.cursors._BATCH_ROWS", 5)
 
 
 # Types ------------------------------------------------------------------------------------------------------------

@@ -14,9 +14,6 @@ from corgiarrow.errors import CorgiArrowError, ReadError
 from corgiarrow.index import Int64s, open_parquet
 from corgiarrow.sources.decode import Decoder, rows_of
 
-_BATCH_BYTES = 2**22
-"""Bytes that a batch takes while it is decoded, about."""
-_BATCH_ROWS = 16_384
 _BUFFER_BYTES = 64 * 1024
 """Bytes that a column asks of a file at once; a larger page is read whole."""
 
@@ -57,6 +54,8 @@ class Cursor:
         Where.
     kept
         Numbers of the rows to keep, ascending, of some rows of all columns; None keeps all.
+    batch_rows
+        Rows to decode at a time, all columns' together: a piece, so that none is copied.
     executor
         Where to read several parts of the columns at the same time.
     parts
@@ -68,6 +67,7 @@ class Cursor:
         decoder: Decoder,
         groups: RowGroups,
         kept: Callable[[Sequence[pa.ChunkedArray]], Int64s] | None,
+        batch_rows: int,
         executor: Executor,
         parts: int,
     ):
@@ -76,7 +76,7 @@ class Cursor:
         self._files = ExitStack()
         stored = decoder.stored(groups.file)
         absent = [c for c in range(len(decoder.columns)) if c not in stored]
-        self._batch_rows = batch_size(decoder)[0]
+        self._batch_rows = batch_rows
         self._parts: list[_Part | _Absent] = []
         try:
             for columns in np.array_split(np.array(stored, dtype=int), max(min(parts, len(stored)), 1)):
@@ -146,17 +146,6 @@ class Cursor:
         return rows_of(columns, self._kept(columns[:-1]))
 
 
-def batch_size(decoder: Decoder) -> tuple[int, int]:
-    """Rows that a cursor decodes at a time, and the bytes that takes."""
-    rows = max(decoder.index.num_rows, 1)
-    row_bytes = sum(
-        decoder.index.memory_bytes([column]).sum() / rows * (1 + factor)
-        for column, factor in zip(decoder.columns, decoder.decode_factors, strict=True)
-    )
-    count = int(min(max(_BATCH_BYTES / max(row_bytes, 1), 1), _BATCH_ROWS))
-    return count, int(count * row_bytes)
-
-
 class _Part:
     """Some columns of a cursor, read through one open file."""
 
@@ -195,7 +184,9 @@ class _Part:
             found.append(batch.slice(0, rows - count))
             count += found[-1].num_rows
         table = pa.Table.from_batches(found)
-        return {c: self._fit(c, table) for c in self.columns}
+        fitted = {c: self._fit(c, table) for c in self.columns}
+        # Copies of exactly their size keep nothing else in memory, and are what the allocator can best use again.
+        return {c: pa.chunked_array([pa.concat_arrays(x.chunks)], x.type) for c, x in fitted.items()}
 
     def _read(self) -> pa.RecordBatch:
         try:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from corgiarrow.errors import CorgiArrowError, OptionError, ReadError, SourceChangedError
 from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex, Int64s, open_parquet
-from corgiarrow.sources.cursors import Cursor, RowGroups, batch_size
+from corgiarrow.sources.cursors import Cursor, RowGroups
 from corgiarrow.sources.decode import Decoder, rows_of
 from corgiarrow.sources.filters import RowFilter
 from corgiarrow.sources.ranges import FetchedRanges, MovingWindows, coalesce
@@ -108,7 +108,7 @@ class ParquetSource:
         here = shares[: len(self.columns)]
         self.largest_column: float = here.max() / max(here.sum(), 1e-9)
         factors = np.array(self.decoder.decode_factors)
-        self._mean_factor = max(float((shares * factors).sum()), _DECODE_FACTOR)
+        self.mean_factor: float = max(float((shares * factors).sum()), _DECODE_FACTOR)
         self._largest_factor = float((shares * factors).max())
 
     @property
@@ -125,7 +125,7 @@ class ParquetSource:
 
     def bytes_beside(self, raw: int) -> int:
         """Bytes that decoding `raw` bytes takes beside them, and the fetched bytes of a remote file."""
-        decoding = max(self._mean_factor * min(_group_bytes(raw), raw), self._largest_factor * raw)
+        decoding = max(self.mean_factor * min(_group_bytes(raw), raw), self._largest_factor * raw)
         return int(decoding) + (0 if self.index.storage.is_local else raw)
 
     def cursor_bytes(self, blocks: Int64s) -> int:
@@ -194,7 +194,7 @@ class ParquetSource:
                     dictionary = nbytes * max(part, 0)
                 found += 2 * page + 2 * dictionary
             total = max(total, found)
-        return total + batch_size(self.decoder)[1] + (0 if index.storage.is_local else 1.5 * _WINDOW_BYTES)
+        return total + (0 if index.storage.is_local else 1.5 * _WINDOW_BYTES)
 
     def _count_kept(self, threads: int, on_error: str) -> Int64s:
         """Rows of each row group that the filter keeps, int64 [row groups]: counted once, then kept by the index."""
@@ -296,7 +296,9 @@ class ParquetSession:
     def bytes_beside(self, block: int, nbytes: int) -> int:
         """Estimate what decoding holds beside its result, and the fetched bytes of a remote file."""
         if self._pieces is not None and self._pieces[block] > 1:
-            return nbytes  # Batches, joined; what a cursor holds is reserved.
+            # What a cursor holds is reserved; a piece is decoded at once.
+            raw = int(self._source.raw_bytes[block] / self._pieces[block])
+            return int(max(raw, nbytes) * (1 + self._source.mean_factor))
         return self._source.bytes_beside(max(int(self._source.raw_bytes[block]), nbytes))
 
     def _read_piece(self, block: int, start: int, stop: int) -> list[pa.ChunkedArray]:
@@ -310,7 +312,7 @@ class ParquetSession:
         done = False
         try:
             if cursor is None:
-                cursor = self._new_cursor(file, [int(g) for g in index.group_number[first_group:stop_group]])
+                cursor = self._new_cursor(block)
             begin = cursor.position
             cursor.skip(start - begin)
             columns = cursor.take(stop - start)
@@ -327,8 +329,7 @@ class ParquetSession:
             part = (stop - begin) / int(source.block_rows[block])
             with self._lock:
                 self.fetched_bytes += int(part * self._chunk_bytes(file, first_group, stop_group))
-        columns = [*columns[: len(source.columns)], pc.add(columns[-1], int(self._first_ids[first_group]))]
-        return [pa.chunked_array([pa.concat_arrays(c.chunks)], c.type) for c in columns]
+        return [*columns[: len(source.columns)], pc.add(columns[-1], int(self._first_ids[first_group]))]
 
     def _taken_cursor(self, block: int, start: int) -> Cursor | None:
         """Take the block's cursor, or room for a new one, so that at most `open_blocks` are open."""
@@ -348,15 +349,19 @@ class ParquetSession:
             self._reading += 1
             return cursor
 
-    def _new_cursor(self, file: int, row_groups: list[int]) -> Cursor:
+    def _new_cursor(self, block: int) -> Cursor:
         source = self._source
+        groups = slice(int(source.first_group[block]), int(source.stop_group[block]))
+        file, row_groups = int(self._index.group_file[groups.start]), self._index.group_number[groups].tolist()
+        assert self._pieces is not None
+        batch_rows = -(-int(self._index.group_rows[groups].sum()) // int(self._pieces[block]))
 
         def opened(columns: Sequence[int]) -> AbstractContextManager[Any]:
             return self._opened_for_pieces(file, row_groups, columns)
 
         kept = None if source.row_filter is None else source.kept
-        groups = RowGroups(file, row_groups, self._index.footer(file), opened)
-        return Cursor(source.decoder, groups, kept, self._executor, self._parts)
+        where = RowGroups(file, row_groups, self._index.footer(file), opened)
+        return Cursor(source.decoder, where, kept, batch_rows, self._executor, self._parts)
 
     def _chunk_bytes(self, file: int, first_group: int, stop_group: int) -> int:
         numbers = [int(g) for g in self._index.group_number[first_group:stop_group]]
