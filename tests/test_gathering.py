@@ -1,0 +1,114 @@
+"""Gathers that one Arrow array cannot hold, and memory over many epochs."""
+
+import gc
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import write_dataset
+from hypothesis import given
+from hypothesis import strategies as st
+
+import corgiarrow as ca
+from corgiarrow import gathering
+
+LIMIT = 300
+
+
+@pytest.fixture
+def low_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an array hold so few bytes of text, and children of lists, that every buffer holds more."""
+    monkeypatch.setattr(gathering, "MAX_EXTENT", LIMIT)
+
+
+KINDS = {
+    "string": (pa.string(), lambda i: "x" * (i % 9)),
+    "binary": (pa.binary(), lambda i: b"y" * (i % 9)),
+    "list": (pa.list_(pa.int8()), lambda i: list(range(i % 7))),
+    "list of nulls": (pa.list_(pa.null()), lambda i: [None] * (i % 7)),
+    "list of text": (pa.list_(pa.string()), lambda i: ["z" * (i % 3)] * (i % 5)),
+    "large list of text": (pa.large_list(pa.string()), lambda i: ["z" * (i % 3)] * (i % 5)),
+    "struct": (pa.struct([("p", pa.string()), ("q", pa.list_(pa.int8()))]), lambda i: {"p": "w" * (i % 9), "q": [1]}),
+    "map": (pa.map_(pa.string(), pa.int8()), lambda i: [(f"key {k}", k) for k in range(i % 4)]),
+    "sized list": (pa.list_(pa.string(), 2), lambda i: ["a" * (i % 9), "b"]),
+    "dictionary": (pa.dictionary(pa.int32(), pa.string()), lambda i: "d" * (i % 9)),
+}
+
+
+def some_values(name: str, rows: int) -> pa.Array:
+    kind, value = KINDS[name]
+    values = [None if i % 11 == 10 else value(i) for i in range(rows)]
+    if name == "dictionary":
+        return pa.array(values, pa.string()).dictionary_encode()
+    return pa.array(values, kind)
+
+
+@pytest.mark.parametrize("name", list(KINDS))
+@given(
+    chunk_rows=st.lists(st.integers(0, 20), min_size=1, max_size=12),
+    seed=st.integers(0, 999),
+    rows=st.integers(0, 80),
+)
+@pytest.mark.usefixtures("low_limit")
+def test_rows_taken_from_bins_are_the_rows_asked_for(name: str, chunk_rows: list[int], seed: int, rows: int) -> None:
+    whole = some_values(name, sum(chunk_rows))
+    ends = np.cumsum(chunk_rows)
+    chunks = [whole.slice(end - n, n) for n, end in zip(chunk_rows, ends, strict=True)]
+    index = np.random.default_rng(seed).integers(0, max(len(whole), 1), rows if len(whole) else 0).astype(np.uint32)
+    found = gathering.take_from_bins(chunks, pa.array(index), whole.type)
+    assert [v for part in found for v in part.to_pylist()] == [whole[int(i)].as_py() for i in index]
+    for part in found:
+        part.validate(full=True)
+        assert gathering.fits([part]) or len(part) == 1
+
+
+@pytest.mark.usefixtures("low_limit")
+@pytest.mark.parametrize("shuffle", ["corgipile", "epoch", "none"])
+def test_a_buffer_larger_than_an_array_reads_right(tmp_path: Path, shuffle: str) -> None:
+    rows = 400
+    columns = {name: some_values(name, rows) for name in KINDS if name != "list of nulls"}
+    table = pa.table({"id": range(rows), **columns})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=25)
+    reader = ca.Reader(tmp_path, batch_size=10, shuffle=shuffle, buffer_blocks=None if shuffle == "epoch" else 8)
+    found = pa.Table.from_batches(list(reader)).sort_by("id")
+    assert found.to_pylist() == table.to_pylist()
+
+
+def test_what_fits_is_told_from_the_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = pa.array(["x" * 40, "y" * 40])
+    monkeypatch.setattr(gathering, "MAX_EXTENT", 100)
+    assert gathering.fits([text])
+    assert not gathering.fits([text, text])
+    assert gathering.fits([text.slice(1), text.slice(0, 1)]), "only the rows of a slice count"
+    assert not gathering.fits([pa.array([[None] * 60], pa.list_(pa.null()))] * 2), "nulls take no bytes"
+
+
+def test_two_hundred_epochs_leave_nothing(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "small", [[30, 1, 17], [64, 64], [13, 8, 21]])
+    reader = ca.Reader(folder, batch_size=16, buffer_blocks=3, threads=2)
+    seen = []
+    for epoch in range(200):
+        assert sum(batch.num_rows for batch in reader) == reader.num_rows
+        if epoch % 20 == 19:
+            gc.collect()
+            files = len(list(Path("/proc/self/fd").iterdir()))
+            seen.append((pa.total_allocated_bytes(), threading.active_count(), files))
+    assert len(set(seen)) == 1, seen
+
+
+def test_less_is_read_ahead_when_blocks_are_larger_than_was_known(tmp_path: Path) -> None:
+    """Text inside of lists repeats in the file and not in memory: each block takes many times what footers tell."""
+    words = [["a word that comes again and again " * 4] * 8] * 2000
+    with pq.ParquetWriter(tmp_path / "x.parquet", pa.schema([("words", pa.list_(pa.string()))])) as writer:
+        for _ in range(20):
+            writer.write_table(pa.table({"words": words}, schema=writer.schema))
+    with ca.Reader(tmp_path, shuffle="none", memory="12 MB", batch_size=100, threads=2) as reader:
+        known = int(reader.source.block_bytes.max())
+        for batch in reader:
+            assert batch.num_rows
+        actual = reader.stats.memory_bytes / reader.stats.blocks
+        assert actual > 5 * known
+        assert reader.stats.peak_bytes < 12e6 + actual
