@@ -141,9 +141,7 @@ def scan(path: Path) -> Iterator[int]:
     rows = [0] * footer.num_row_groups
 
     def work(group: int) -> None:
-        with pq.ParquetFile(
-            path, metadata=footer, pre_buffer=False, buffer_size=SCAN_BUFFER_BYTES
-        ) as file:
+        with pq.ParquetFile(path, metadata=footer, pre_buffer=False, buffer_size=SCAN_BUFFER_BYTES) as file:
             for batch in file.iter_batches(SCAN_ROWS, row_groups=[group], use_threads=False):
                 rows[group] += batch.num_rows
 

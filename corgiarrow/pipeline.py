@@ -456,7 +456,7 @@ class Pipeline:
             if any(gather.index is not None for gather in state.step.gathers):
                 # Room for one column that is joined beside its buffer.
                 beside = self._largest_column * (sum(stream.pool_bytes.values()) + estimate)
-            if stream.used + estimate + beside > self._stream_bytes:
+            if stream.used + stream.session.held_bytes + estimate + beside > self._stream_bytes:
                 # The next step to emit always goes on, when nothing that is under way would make room for it.
                 idle = not any(s.loading or s.gathering for s in stream.queue)
                 if place or not idle or stream.segments or stream.current is not None:

@@ -34,6 +34,9 @@ PROVENANCE = ("_file", "_row_group", "_row")
 """Columns that ``provenance=True`` adds."""
 
 
+_WINDOW_PART = 0.1
+"""Part of a stream's bytes that parts of remote files may take; it is taken off what is read ahead."""
+
 _OTHER = "make the reader with what the state has, or begin anew"
 _MISMATCHES = {
     "order_version": "another version of corgiarrow made it, with another order",
@@ -391,6 +394,7 @@ class Reader:
             self._source.session,
             pieces,
             open_blocks=self._budget.open_blocks,
+            window_bytes=int(_WINDOW_PART * self._budget.stream_bytes / self._budget.open_blocks),
             threads=together,
             row_ids=self._provenance,
         )

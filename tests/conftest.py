@@ -86,6 +86,7 @@ class ArraySource:
 class ArraySession:
     fetched_bytes = 0
     fetch_s = 0.0
+    held_bytes = 0
 
     def __init__(self, source: ArraySource):
         self.source = source

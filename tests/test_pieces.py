@@ -2,7 +2,9 @@
 
 import threading
 from pathlib import Path
+from random import Random
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 import corgiarrow as ca
 from corgiarrow import budget
+from corgiarrow.sources.ranges import MovingWindows
 from corgiarrow.strategies import BY_NAME
 
 GROUP_ROWS = [4000, 4000, 17, 3000, 4000]
@@ -172,3 +175,57 @@ def test_what_a_budget_promises(
     assert (pieces <= rows).all()
     largest = np.sort(np.repeat(-(-sizes.nbytes // pieces), pieces))[::-1][: found.buffer_blocks]
     assert largest.sum() + found.reserved_bytes <= found.stream_bytes
+
+
+# Files that are not local
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 200)), min_size=1, max_size=6),
+    st.integers(1, 300),
+    st.randoms(use_true_random=False),
+)
+def test_windows_give_each_chunk_from_start_to_end(
+    layout: list[tuple[int, int]], window_bytes: int, random: Random
+) -> None:
+    chunks, at = [], 0
+    for hole, length in layout:
+        chunks.append((at + hole, at + hole + length))
+        at += hole + length
+    data = bytes(n % 251 for n in range(at + 8))
+    calls = []
+
+    def fetch(ranges: list[tuple[int, int]]) -> list[bytes]:
+        calls.append(ranges)
+        return [data[a:b] for a, b in ranges]
+
+    file = MovingWindows(chunks, fetch, len(data), window_bytes)
+    places = [start for start, _ in chunks]
+    while open_chunks := [n for n, (_, stop) in enumerate(chunks) if places[n] < stop]:
+        n = random.choice(open_chunks)
+        stop = min(places[n] + random.randint(1, 40), chunks[n][1])
+        file.seek(places[n])
+        assert bytes(file.read(stop - places[n])) == data[places[n] : stop]
+        places[n] = stop
+    fetched = [r for ranges in calls for r in ranges]
+    assert sum(b - a for a, b in fetched) == sum(b - a for a, b in chunks), "every byte is fetched once"
+    with pytest.raises(ca.ReadError, match="no column chunk"):
+        file.seek(chunks[-1][1])
+        file.read(5)
+
+
+def test_a_remote_row_group_is_read_in_windows(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corgiarrow.sources.parquet._WINDOW_BYTES", 20_000)
+    memory = fsspec.filesystem("memory")
+    memory.put(str(large), "/pieces", recursive=True)
+    try:
+        with (
+            ca.Reader("memory://pieces", memory=MEMORY, batch_size=100) as remote,
+            ca.Reader(large, memory=MEMORY, batch_size=100) as local,
+        ):
+            assert remote.plan().pieces is not None
+            assert list(remote) == list(local)
+            size = sum(f.stat().st_size for f in large.iterdir())
+            assert remote.stats.fetched_bytes < 1.5 * size
+    finally:
+        memory.rm("/pieces", recursive=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import boto3
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import RAGGED, RAGGED_ROWS, ids_of, write_dataset
@@ -202,3 +203,21 @@ def test_no_server() -> None:
     options["config_kwargs"] = {"retries": {"max_attempts": 0}}
     with pytest.raises(ca.StorageError, match="s3://corgi/train"):
         ca.Reader("s3://corgi/train", storage_options=options)
+
+
+def test_a_large_row_group_comes_in_pieces(
+    server: Server, bucket: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("corgiarrow.sources.parquet._PAGE_BYTES", 16_384)
+    table = pa.table({"id": range(60_000), "text": [f"{n:050}" for n in range(60_000)]})
+    options = {"use_dictionary": False, "data_page_size": 16_384, "compression": "none"}
+    pq.write_table(table, tmp_path / "large.parquet", row_group_size=30_000, **options)
+    client = server.client()
+    client.put_object(Bucket="corgi", Key="large/x.parquet", Body=(tmp_path / "large.parquet").read_bytes())
+    client.close()
+    monkeypatch.setattr("corgiarrow.sources.parquet._WINDOW_BYTES", 400_000)
+    reader = ca.Reader("s3://corgi/large", memory="4 MB", storage_options=server.options)
+    assert reader.plan().pieces is not None
+    before = len(server.requests())
+    assert sorted(i for batch in ids_of(iter(reader)) for i in batch) == list(range(60_000))
+    assert len(server.requests()) - before < 60, "pages are not asked for one by one"

@@ -38,6 +38,10 @@ class Session(Protocol):
         """Estimate what one call of :meth:`read` holds beside a result of `nbytes` bytes."""
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of files that are held for blocks which are open, as far as ``cursor_bytes`` does not tell."""
+
+    @property
     def fetched_bytes(self) -> int:
         """Bytes read from storage so far."""
 
@@ -79,7 +83,13 @@ class BlockSource(Protocol):
         """Says how much reading one of some blocks in pieces holds beside them, at most; None where it cannot."""
 
     def session(
-        self, pieces: Int64s | None = None, *, open_blocks: int = 1, threads: int = 1, row_ids: bool = False
+        self,
+        pieces: Int64s | None = None,
+        *,
+        open_blocks: int = 1,
+        window_bytes: int = 2**20,
+        threads: int = 1,
+        row_ids: bool = False,
     ) -> Session:
         """Start a pass of reading.
 
@@ -89,6 +99,8 @@ class BlockSource(Protocol):
             Pieces in which each block will be read, int64 [blocks]; None reads all whole.
         open_blocks
             Blocks in several pieces that are open at a time, at most.
+        window_bytes
+            Bytes of a remote file that may be held for each block that is open.
         threads
             Threads that may read one piece together.
         row_ids

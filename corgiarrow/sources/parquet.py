@@ -32,7 +32,10 @@ _HOLE_BYTES = 64 * 1024
 """Column chunks at most so far apart are fetched in one request."""
 
 _WINDOW_BYTES = 8 * 2**20
-"""Bytes of a remote file that a cursor holds, over all columns."""
+"""Bytes of a remote file that a cursor asks for at a time, over all columns, at most."""
+
+_WINDOW_FACTOR = 1.5
+"""What a window holds at most, in units of what it asks for."""
 
 _SAMPLED_BLOCKS = 64
 """Blocks whose footers are looked at, to learn what a cursor costs."""
@@ -121,12 +124,11 @@ class ParquetSource:
     @property
     def decode_bytes(self) -> Int64s:
         """Bytes that reading each block whole takes beside its rows, int64 [blocks]."""
-        return np.array([self.bytes_beside(int(raw)) for raw in self.raw_bytes], dtype=np.int64)
+        return np.array([self.decoding_bytes(int(raw)) for raw in self.raw_bytes], dtype=np.int64)
 
-    def bytes_beside(self, raw: int) -> int:
-        """Bytes that decoding `raw` bytes takes beside them, and the fetched bytes of a remote file."""
-        decoding = max(self.mean_factor * min(_group_bytes(raw), raw), self._largest_factor * raw)
-        return int(decoding) + (0 if self.index.storage.is_local else raw)
+    def decoding_bytes(self, raw: int) -> int:
+        """Bytes that decoding `raw` bytes takes beside them."""
+        return int(max(self.mean_factor * min(_group_bytes(raw), raw), self._largest_factor * raw))
 
     def cursor_bytes(self, blocks: Int64s) -> int:
         """Bytes that reading one of some blocks in pieces holds beside them, at most, from a sample of them."""
@@ -134,10 +136,16 @@ class ParquetSource:
         return int(max(self._cursor_bytes(int(block)) for block in sample))
 
     def session(
-        self, pieces: Int64s | None = None, *, open_blocks: int = 1, threads: int = 1, row_ids: bool = False
+        self,
+        pieces: Int64s | None = None,
+        *,
+        open_blocks: int = 1,
+        window_bytes: int = 2**20,
+        threads: int = 1,
+        row_ids: bool = False,
     ) -> "ParquetSession":
         """Start a pass of reading."""
-        return ParquetSession(self, pieces, open_blocks, threads, row_ids)
+        return ParquetSession(self, pieces, open_blocks, window_bytes, threads, row_ids)
 
     @cached_property
     def _group_ends(self) -> Int64s:
@@ -194,7 +202,7 @@ class ParquetSource:
                     dictionary = nbytes * max(part, 0)
                 found += 2 * page + 2 * dictionary
             total = max(total, found)
-        return total + (0 if index.storage.is_local else 1.5 * _WINDOW_BYTES)
+        return total
 
     def _count_kept(self, threads: int, on_error: str) -> Int64s:
         """Rows of each row group that the filter keeps, int64 [row groups]: counted once, then kept by the index."""
@@ -231,7 +239,13 @@ class ParquetSession:
     """One pass of one stream over a :class:`ParquetSource`; checks that each file is the indexed one."""
 
     def __init__(
-        self, source: ParquetSource, pieces: Int64s | None, open_blocks: int, threads: int, row_ids: bool
+        self,
+        source: ParquetSource,
+        pieces: Int64s | None,
+        open_blocks: int,
+        window_bytes: int,
+        threads: int,
+        row_ids: bool,
     ):
         self._source = source
         self._index = source.index
@@ -242,6 +256,7 @@ class ParquetSession:
         self._lock = threading.Lock()
         self._checked: set[int] = set()
         self._open_blocks = open_blocks
+        self._window_bytes = min(int(window_bytes / _WINDOW_FACTOR), _WINDOW_BYTES)
         self._cursor_freed = threading.Condition(self._lock)
         self._cursors: dict[int, Cursor] = {}
         """Cursors that no thread reads, the one that was read longest ago first."""
@@ -299,7 +314,15 @@ class ParquetSession:
             # What a cursor holds is reserved; a piece is decoded at once.
             raw = int(self._source.raw_bytes[block] / self._pieces[block])
             return int(max(raw, nbytes) * (1 + self._source.mean_factor))
-        return self._source.bytes_beside(max(int(self._source.raw_bytes[block]), nbytes))
+        raw = max(int(self._source.raw_bytes[block]), nbytes)
+        return self._source.decoding_bytes(raw) + (0 if self._index.storage.is_local else raw)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of remote files that are held for the blocks that are open."""
+        if self._index.storage.is_local:
+            return 0
+        return int((len(self._cursors) + self._reading) * _WINDOW_FACTOR * self._window_bytes)
 
     def _read_piece(self, block: int, start: int, stop: int) -> list[pa.ChunkedArray]:
         source, index = self._source, self._index
@@ -452,7 +475,7 @@ class ParquetSession:
             return nullcontext(storage.full(self._index.files[file].path))
         chunks = self._source.decoder.chunk_ranges(file, self._index.footer(file), row_groups, columns)
         part = len(columns) / max(len(self._source.decoder.columns), 1)
-        return MovingWindows(chunks, lambda ranges: self._fetch(file, ranges), size, int(_WINDOW_BYTES * part))
+        return MovingWindows(chunks, lambda ranges: self._fetch(file, ranges), size, int(self._window_bytes * part))
 
     def _fetch(self, file: int, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         began = time.perf_counter()
