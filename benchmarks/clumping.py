@@ -104,14 +104,14 @@ def main() -> None:
             "open_row_groups": None if plan.pieces is None else plan.open_blocks,
             "pieces_clumping": pieces,
         }
-        in_pieces = plan.pieces is not None
+        pieces_in_all = 0 if plan.pieces is None else int(plan.pieces.sum())
         lines.append(
             [
                 memory,
                 blocks,
                 f"{mean(whole):.1f}" if whole else "–",
-                f"{plan.buffer_blocks} of {int(plan.pieces.sum())}" if in_pieces else "– (whole)",
-                plan.open_blocks if in_pieces else "–",
+                f"{plan.buffer_blocks} of {pieces_in_all}" if pieces_in_all else "– (whole)",
+                plan.open_blocks if pieces_in_all else "–",
                 f"{mean(pieces):.1f}",
                 f"{mean(whole) / mean(pieces):.1f}" if whole else "–",
             ]

@@ -23,12 +23,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import data
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -59,8 +61,9 @@ def text(rng: np.random.Generator, rows: int, first: int) -> pa.RecordBatch:
     words = rng.integers(10, 120, rows)
     ends = np.concatenate([[0], np.cumsum(words)]).astype(np.int32)
     # By the logarithm, about as often as words are in natural text.
-    which = (len(VOCABULARY) ** rng.random(int(ends[-1]))).astype(np.int32)
-    lists = pa.ListArray.from_arrays(pa.array(ends), VOCABULARY.take(pa.array(which)))
+    vocabulary = _words(20_001, 2, 10)
+    which = (len(vocabulary) ** rng.random(int(ends[-1]))).astype(np.int32)
+    lists = pa.ListArray.from_arrays(pa.array(ends), vocabulary.take(pa.array(which)))
     return pa.record_batch({"id": first + np.arange(rows), "text": pc.binary_join(lists, " ")})
 
 
@@ -80,18 +83,20 @@ def lists(rng: np.random.Generator, rows: int, first: int) -> pa.RecordBatch:
 
 def dictionary(rng: np.random.Generator, rows: int, first: int) -> pa.RecordBatch:
     """Eight columns of about 60 bytes, of 3,000 values each."""
-    return pa.record_batch({f"s{c}": STRINGS.take(pa.array(rng.integers(0, 3_000, rows))) for c in range(8)})
+    strings = _words(3_000, 50, 70)
+    return pa.record_batch({f"s{c}": strings.take(pa.array(rng.integers(0, 3_000, rows))) for c in range(8)})
 
 
-def _pixels(rng: np.random.Generator, rows: int) -> np.ndarray:
+def _pixels(rng: np.random.Generator, rows: int) -> npt.NDArray[np.uint8]:
     # Noise, as of photographs that are compressed already: a compressor finds little.
-    return rng.integers(0, 256, rows * PIXELS, dtype=np.uint8) & 0x3C
+    return rng.integers(0, 256, rows * PIXELS, dtype=np.uint8) & np.uint8(0x3C)
 
 
-def _words(count: int, letters: tuple[int, int]) -> pa.Array:
+@cache
+def _words(count: int, least: int, most: int) -> pa.Array:
     rng = np.random.default_rng(1)
     alphabet = np.array(list("abcdefghijklmnopqrstuvwxyz"))
-    return pa.array(["".join(rng.choice(alphabet, rng.integers(*letters))) for _ in range(count)])
+    return pa.array(["".join(rng.choice(alphabet, rng.integers(least, most))) for _ in range(count)])
 
 
 KINDS: dict[str, tuple[Callable[[np.random.Generator, int, int], pa.RecordBatch], float]] = {
@@ -106,8 +111,6 @@ KINDS: dict[str, tuple[Callable[[np.random.Generator, int, int], pa.RecordBatch]
 
 def make(kind: str, beside: Path, megabytes: int) -> None:
     """Write a file; a row group is held in memory at a time."""
-    global VOCABULARY, STRINGS
-    VOCABULARY, STRINGS = _words(20_001, (2, 10)), _words(3_000, (50, 70))
     rows_of, size = KINDS[kind]
     rng = np.random.default_rng(0)
     first = 0

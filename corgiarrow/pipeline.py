@@ -7,8 +7,8 @@ A few equal threads work on one list of tasks under one lock, the most urgent fi
 2. *prepare* the index arithmetic of a step ahead;
 3. *load* the next span in the order of need, while the stream's bytes allow.
 
-What a step emits is gathered into *segments* that end on the batch grid, so that batches are slices, and memory
-comes back as the consumer goes along. No task depends on a strategy's name.
+What a step emits is gathered into *segments*, so that memory comes back as the consumer goes along; batches are slices
+of them, but for some that lie across two. No task depends on a strategy's name.
 """
 
 import atexit
@@ -194,7 +194,7 @@ class Pipeline:
     streams
         The streams of this process.
     batch_size
-        Segments end on multiples of it.
+        Rows that are asked for at a time.
     stream_bytes
         Bytes that one stream may hold.
     largest_column
@@ -464,6 +464,7 @@ class Pipeline:
             state.to_load.remove(span)
             state.loading += 1
             stream.busy.add(block)
+            stream.session.expect(block)
             stream.used += estimate
             self._note_peak()
             return lambda span=span, estimate=estimate: self._load(stream, state, span, estimate)  # type: ignore[misc]
@@ -647,12 +648,19 @@ class Pipeline:
             state.out[column] = [array for part in index[1:] for array in _taken(joined, part, kind)]
 
     def _index_slices(self, stream: _Stream, gather: Gather) -> Chunks | None:
-        """Cut a gather's index where segments end: on the batch grid, in about eight parts."""
+        """Cut a gather's index where segments end."""
         if gather.piece is not None or gather.index is None:
             return None if gather.index is None else [pa.array(gather.index)]
         index = pa.array(gather.index).slice(stream.skip)
-        size = max(-(-len(index) // (max(_SEGMENTS, len(gather.sources)) * self._batch_size)), 1) * self._batch_size
-        first = -stream.position % self._batch_size + size
+        rows = max((int(stream.work.stop[s] - stream.work.start[s]) for s in gather.sources if s >= 0), default=0)
+        parts = max(_SEGMENTS, len(gather.sources))
+        # As large as what they are made of, so that the allocator puts them where that was; on the batch grid where
+        # batches are not much smaller.
+        if parts > _SEGMENTS and rows > _SEGMENTS * self._batch_size:
+            first = size = rows
+        else:
+            size = max(-(-len(index) // (parts * self._batch_size)), 1) * self._batch_size
+            first = -stream.position % self._batch_size + size
         cuts = [0, *range(first, len(index), size), len(index)]
         return [index.slice(a, b - a) for a, b in pairwise(cuts)]
 

@@ -100,6 +100,9 @@ class ArraySession:
     def bytes_beside(self, block: int, nbytes: int) -> int:
         return 0
 
+    def expect(self, block: int) -> None:
+        pass
+
     def stop(self) -> None:
         pass
 

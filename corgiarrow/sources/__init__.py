@@ -23,6 +23,9 @@ class Session(Protocol):
     def close(self) -> None:
         """Let go of everything; no read runs any more."""
 
+    def expect(self, block: int) -> None:
+        """Learn that a thread is about to read this block, so that nothing of it is let go meanwhile."""
+
     def read(self, block: int, start: int, stop: int) -> pa.Table:
         """Read rows ``start .. stop`` of a block; the table keeps no other row's memory alive.
 

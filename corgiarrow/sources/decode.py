@@ -44,9 +44,10 @@ class Decoder:
         stored = set(self.stored(file)) & set(range(len(self.columns)) if columns is None else columns)
         return self.names([c for c in sorted(stored) if pa.types.is_dictionary(self.held_types[c])])
 
-    def leaf_numbers(self, file: int) -> list[int]:
-        """Numbers of the leaf columns that are read of a file."""
-        return [leaf for leaves in self._leaves[self.index.file_layout[file]] for leaf in leaves]
+    def leaf_numbers(self, file: int, *, in_lists: bool = False) -> list[int]:
+        """Numbers of the leaf columns that are read of a file, all or those of nested columns."""
+        chosen = zip(self.columns, self._leaves[self.index.file_layout[file]], strict=True)
+        return [n for c, leaves in chosen for n in leaves if not in_lists or pa.types.is_nested(c.field.type)]
 
     def chunk_ranges(
         self, file: int, footer: pq.FileMetaData, row_groups: Sequence[int], columns: Sequence[int] | None = None

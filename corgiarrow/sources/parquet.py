@@ -43,6 +43,9 @@ _SAMPLED_BLOCKS = 64
 _COUNTED_ROWS = 65_536
 """Rows that are counted at a time."""
 
+_LIST_VALUE_BYTES = 12
+"""What a value of a list takes while its page is decoded: two levels, and a number in a buffer that doubles."""
+
 _PAGE_ROWS = 20_000
 _PAGE_BYTES = 2**20
 """Rows and bytes of a data page, at most, as most writers make them."""
@@ -188,10 +191,11 @@ class ParquetSource:
         index, total = self.index, 0.0
         file = int(index.group_file[self.first_group[block]])
         footer = index.footer(file)
+        every, lists = self.decoder.leaf_numbers(file), set(self.decoder.leaf_numbers(file, in_lists=True))
         for group in range(self.first_group[block], self.stop_group[block]):
             found = 0.0
             chunks = footer.row_group(int(index.group_number[group]))
-            for leaf in self.decoder.leaf_numbers(file):
+            for leaf in every:
                 chunk = chunks.column(leaf)
                 rows = max(chunks.num_rows, 1)
                 nbytes = chunk.total_uncompressed_size
@@ -200,7 +204,9 @@ class ParquetSource:
                 if chunk.has_dictionary_page and chunk.dictionary_page_offset:
                     part = (chunk.data_page_offset - chunk.dictionary_page_offset) / max(chunk.total_compressed_size, 1)
                     dictionary = nbytes * max(part, 0)
-                found += 2 * page + 2 * dictionary
+                # The values of lists are decoded a page at a time, with two levels each.
+                in_lists = _LIST_VALUE_BYTES * chunk.num_values * page / max(nbytes, 1) if leaf in lists else 0
+                found += 2 * page + 2 * dictionary + in_lists
             total = max(total, found)
         return total
 
@@ -262,6 +268,8 @@ class ParquetSession:
         """Cursors that no thread reads, the one that was read longest ago first."""
         self._broken: dict[int, tuple[int, ReadError]] = {}
         """For each block in pieces that cannot be read to its end, the first row of a piece that failed, and why."""
+        self._expected: set[int] = set()
+        """Blocks that threads are about to read."""
         self._reading = 0
         """Cursors that threads read."""
         self._stopped = False
@@ -283,6 +291,11 @@ class ParquetSession:
             cursor.close()
         self._cursors = {}
         self._executor.shutdown()
+
+    def expect(self, block: int) -> None:
+        """Keep the block's cursor until it is read."""
+        with self._lock:
+            self._expected.add(block)
 
     def read(self, block: int, start: int, stop: int) -> pa.Table:
         """Read rows ``start .. stop`` of a block: through a cursor, or whole row groups a few columns at a time."""
@@ -357,13 +370,14 @@ class ParquetSession:
     def _taken_cursor(self, block: int, start: int) -> Cursor | None:
         """Take the block's cursor, or room for a new one, so that at most `open_blocks` are open."""
         with self._cursor_freed:
+            self._expected.discard(block)
             cursor = self._cursors.pop(block, None)
             if cursor is not None and cursor.position > start:
                 cursor.close()
                 cursor = None
             while cursor is None and self._reading + len(self._cursors) >= self._open_blocks:
                 # The order opens a block only when those before are used up, but for what threads still read of them.
-                if self._reading and not self._stopped:
+                if (self._reading or self._expected & self._cursors.keys()) and not self._stopped:
                     self._cursor_freed.wait()
                 elif self._cursors:
                     self._cursors.pop(next(iter(self._cursors))).close()
