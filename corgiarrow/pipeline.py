@@ -37,6 +37,8 @@ _TASK_BYTES = 2**19
 """A gather is cut in tasks of at least so many bytes, so that small steps do not drown in hand-overs."""
 
 _SEGMENTS = 8
+_GIVES_BACK = os.environ.get("MIMALLOC_PURGE_DELAY") != "-1"
+"""Whether memory that is not used goes back to the system; -1 says that the process shall keep it."""
 
 Piece = list[Chunks]
 """Chunks of each column."""
@@ -595,7 +597,7 @@ class Pipeline:
         for column in columns:
             for group in groups:
                 self._gather_column(stream, state, group, column)
-        if any(gather.index is not None for gather in state.step.gathers):
+        if _GIVES_BACK and any(gather.index is not None for gather in state.step.gathers):
             # What was let go lies scattered among other columns' memory: the allocator gives back what it can.
             pa.default_memory_pool().release_unused()
         with self._lock:

@@ -395,6 +395,7 @@ class Reader:
             pieces,
             open_blocks=self._budget.open_blocks,
             window_bytes=int(_WINDOW_PART * self._budget.stream_bytes / self._budget.open_blocks),
+            compact=self._strategy.copies,
             threads=together,
             row_ids=self._provenance,
         )

@@ -169,8 +169,8 @@ class CorgiPile(Strategy):
     """The paper's CorgiPile (Algorithm 1): sample n blocks without replacement, merge them, permute their rows.
 
     Where n does not divide the number of blocks, the epoch's first buffer is the smaller one, and an epoch of more
-    than n blocks begins with a buffer of at most a quarter of n: the first batch comes sooner, and no epoch ends on
-    thinly mixed rows, just before the model is judged.
+    than four buffers begins with one of at most a quarter of n blocks: the first batch comes sooner, and no epoch ends
+    on thinly mixed rows, just before the model is judged.
     """
 
     name: ClassVar[str] = "corgipile"
@@ -194,7 +194,7 @@ class CorgiPile(Strategy):
         """First span of each step, int64 [steps]."""
         starts = np.maximum(np.arange(-(-spans % buffer_blocks), spans, buffer_blocks), 0)
         quarter = -(-buffer_blocks // 4)
-        if len(starts) > 1 and starts[1] > quarter:
+        if len(starts) > 4 and starts[1] > quarter:
             starts = np.insert(starts, 1, quarter)
         return starts
 

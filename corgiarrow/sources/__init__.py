@@ -91,6 +91,7 @@ class BlockSource(Protocol):
         *,
         open_blocks: int = 1,
         window_bytes: int = 2**20,
+        compact: bool = True,
         threads: int = 1,
         row_ids: bool = False,
     ) -> Session:
@@ -104,6 +105,8 @@ class BlockSource(Protocol):
             Blocks in several pieces that are open at a time, at most.
         window_bytes
             Bytes of a remote file that may be held for each block that is open.
+        compact
+            Copy every piece to exactly its size, because many will be held together.
         threads
             Threads that may read one piece together.
         row_ids

@@ -56,6 +56,8 @@ class Cursor:
         Numbers of the rows to keep, ascending, of some rows of all columns; None keeps all.
     batch_rows
         Rows to decode at a time, all columns' together: a piece, so that none is copied.
+    compact
+        Copy every piece, so that it takes exactly its size; else only one whose rows would keep others in memory.
     executor
         Where to read several parts of the columns at the same time.
     parts
@@ -68,6 +70,7 @@ class Cursor:
         groups: RowGroups,
         kept: Callable[[Sequence[pa.ChunkedArray]], Int64s] | None,
         batch_rows: int,
+        compact: bool,
         executor: Executor,
         parts: int,
     ):
@@ -81,7 +84,7 @@ class Cursor:
         try:
             for columns in np.array_split(np.array(stored, dtype=int), max(min(parts, len(stored)), 1)):
                 if len(columns):
-                    part = _Part(decoder, groups, [int(c) for c in columns], self._batch_rows, self._files)
+                    part = _Part(decoder, groups, [int(c) for c in columns], batch_rows, compact, self._files)
                     self._parts.append(part)
         except BaseException:
             self._files.close()
@@ -150,12 +153,19 @@ class _Part:
     """Some columns of a cursor, read through one open file."""
 
     def __init__(
-        self, decoder: Decoder, groups: RowGroups, columns: Sequence[int], batch_rows: int, files: ExitStack
+        self,
+        decoder: Decoder,
+        groups: RowGroups,
+        columns: Sequence[int],
+        batch_rows: int,
+        compact: bool,
+        files: ExitStack,
     ):
         self.columns = columns
         self._decoder = decoder
         self._groups = groups
         self._batch_rows = batch_rows
+        self._compact = compact
         self._batches = self._open(columns, files)
         self._ready: pa.RecordBatch | None = None
         """What is left of the last batch."""
@@ -185,6 +195,8 @@ class _Part:
             count += found[-1].num_rows
         table = pa.Table.from_batches(found)
         fitted = {c: self._fit(c, table) for c in self.columns}
+        if len(found) == 1 and not self._compact and self._ready is None:
+            return fitted
         # Copies of exactly their size keep nothing else in memory, and are what the allocator can best use again.
         return {c: pa.chunked_array([pa.concat_arrays(x.chunks)], x.type) for c, x in fitted.items()}
 

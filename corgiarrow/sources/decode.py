@@ -32,6 +32,11 @@ class Decoder:
         self._leaves = [[leaves_of(layout, column.path) for column in columns] for layout in index.layouts]
         self.decode_factors = [_decode_factor(column.field.type) for column in columns]
         """What decoding each column holds beside its result, in units of the result."""
+        self._as_stored = [
+            len(column.path) == 1 and not _has_dictionary(kind) and not any(map(_is_text, leaf_types(kind)))
+            for column, kind in zip(columns, self.held_types, strict=True)
+        ]
+        """Whether a column needs no look when it has the right type already."""
         self._text = [any(map(_is_text, leaf_types(column.field.type))) for column in columns]
 
     def stored(self, file: int) -> list[int]:
@@ -92,6 +97,8 @@ class Decoder:
         if table is None:
             return pa.chunked_array([_constant(None if in_path is None else in_path[file], rows, kind)], kind)
         found = table.column(column.path[0])
+        if self._as_stored[number] and in_path is None and found.type.equals(kind):
+            return found
         if _has_dictionary(found.type):
             for chunk in found.chunks:
                 _check_indices(chunk)

@@ -144,11 +144,12 @@ class ParquetSource:
         *,
         open_blocks: int = 1,
         window_bytes: int = 2**20,
+        compact: bool = True,
         threads: int = 1,
         row_ids: bool = False,
     ) -> "ParquetSession":
         """Start a pass of reading."""
-        return ParquetSession(self, pieces, open_blocks, window_bytes, threads, row_ids)
+        return ParquetSession(self, pieces, open_blocks, window_bytes, compact, threads, row_ids)
 
     @cached_property
     def _group_ends(self) -> Int64s:
@@ -250,6 +251,7 @@ class ParquetSession:
         pieces: Int64s | None,
         open_blocks: int,
         window_bytes: int,
+        compact: bool,
         threads: int,
         row_ids: bool,
     ):
@@ -261,6 +263,7 @@ class ParquetSession:
         self._executor = ThreadPoolExecutor(max(threads, 1), "corgiarrow-columns")
         self._lock = threading.Lock()
         self._checked: set[int] = set()
+        self._compact = compact
         self._open_blocks = open_blocks
         self._window_bytes = min(int(window_bytes / _WINDOW_FACTOR), _WINDOW_BYTES)
         self._cursor_freed = threading.Condition(self._lock)
@@ -398,7 +401,7 @@ class ParquetSession:
 
         kept = None if source.row_filter is None else source.kept
         where = RowGroups(file, row_groups, self._index.footer(file), opened)
-        return Cursor(source.decoder, where, kept, batch_rows, self._executor, self._parts)
+        return Cursor(source.decoder, where, kept, batch_rows, self._compact, self._executor, self._parts)
 
     def _chunk_bytes(self, file: int, first_group: int, stop_group: int) -> int:
         numbers = [int(g) for g in self._index.group_number[first_group:stop_group]]
