@@ -2,8 +2,7 @@
 
 import io
 from collections.abc import Sequence
-from functools import cached_property
-from itertools import product
+from itertools import chain, combinations
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +15,8 @@ from corgiarrow.index import BlockIndex, filter_key
 from corgiarrow.schemas import Column, resolve, wider
 
 _ROW = "row of the table"
-_MOST_FLOATS = 8
-"""Float columns of a filter whose NaN are thought through."""
+_MOST_FLOATS = 4
+"""Float columns of a filter whose NaN are thought through; with more of them statistics are not used."""
 
 
 class RowFilter:
@@ -90,37 +89,26 @@ class RowFilter:
             # Text cast to numbers sorts in another way than its statistics say.
             if wider(_plain(stored), kind) != kind:
                 return groups
-        if not self._false_for_nan:
+        floats = [f.name for f in self.schema if pa.types.is_floating(f.type) and f.name in layout.schema.names]
+        if len(floats) > _MOST_FLOATS:
             return groups
         footer.write_metadata_file(sink := io.BytesIO())
         known = pc.scalar(True)
         for name, values in index.in_paths.items():
             if name in self.schema.names and name not in layout.schema.names and values[file].is_valid:
                 known &= pc.field(name) == values[file]
-        fragment = ds.ParquetFileFormat().make_fragment(
-            pa.BufferReader(sink.getvalue()), partition_expression=known
-        )
-        return [group.id for group in fragment.subset(self.expression, schema=self.schema).row_groups]
-
-    @cached_property
-    def _false_for_nan(self) -> bool:
-        """Whether no row with a NaN can be kept: statistics do not tell of NaN, so they could rule out such a row."""
-        floats = [field.name for field in self.schema if pa.types.is_floating(field.type)]
-        if len(floats) > _MOST_FLOATS:
-            return False
-        # A row for each choice of columns that hold a NaN; null stands for "depends on the other columns".
-        choices = list(product([None, float("nan")], repeat=len(floats)))[1:]
-        values = dict(zip(floats, zip(*choices, strict=True), strict=True)) if choices else {}
-        rows = pa.Table.from_arrays(
-            [
-                pa.array(values[field.name], pa.float64()).cast(field.type)
-                if field.name in values
-                else pa.nulls(len(choices), field.type)
-                for field in self.schema
-            ],
-            schema=self.schema,
-        )
-        return bool(rows.filter(~self.expression).num_rows == len(choices))
+        possible: set[int] = set()
+        # Statistics do not tell of NaN, so each choice of columns that may hold one is asked for by itself.
+        for holding in chain.from_iterable(combinations(floats, n) for n in range(len(floats) + 1)):
+            here = known
+            for name in holding:
+                here &= pc.field(name) == pa.scalar(float("nan"), pa.float64()).cast(self.schema.field(name).type)
+            fragment = ds.ParquetFileFormat().make_fragment(
+                pa.BufferReader(sink.getvalue()), partition_expression=here
+            )
+            found = fragment.subset(self.expression, schema=self.schema)
+            possible.update(group.id for group in found.row_groups)
+        return sorted(possible)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
