@@ -191,8 +191,9 @@ def _in_pieces(sizes: Sizes, factor: float, strategy: Strategy, room: int, fits:
     enough = min(_WHOLE_BLOCKS, len(sizes.nbytes)) if strategy.mixes_pieces else 1
     if strategy.merges_all or fits >= enough or sizes.cursor_bytes is None:
         return None
-    share = room / factor / (_WHOLE_BLOCKS if strategy.mixes_pieces else 1)
-    large = ((sizes.nbytes > share) | (sizes.nbytes + sizes.decode_bytes > room)) & (sizes.rows > 1)
+    share = room * (1 - _ALLOCATOR_PART) / (_WHOLE_BLOCKS if strategy.mixes_pieces else 1)
+    taken = sizes.nbytes * factor + each * sizes.rows
+    large = ((taken > share) | (sizes.nbytes + sizes.decode_bytes > room)) & (sizes.rows > 1)
     if not large.any():
         return None
     cursor = sizes.cursor_bytes(np.flatnonzero(large))
