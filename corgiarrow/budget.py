@@ -103,6 +103,8 @@ class Sizes:
     cursor_bytes
         Says how much reading one of some blocks (their numbers, int64) in pieces holds beside them, at most; None
         where that cannot be done.
+    batch_rows
+        Rows of a batch.
     """
 
     rows: Int64s
@@ -110,6 +112,12 @@ class Sizes:
     decode_bytes: Int64s
     largest_column: float
     cursor_bytes: Callable[[Int64s], int] | None = None
+    batch_rows: int = 0
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of a batch: one is joined from what is held, where it does not lie in one piece of it."""
+        return int(self.batch_rows * self.nbytes.sum() / max(self.rows.sum(), 1))
 
 
 def resolve(request: Request, sizes: Sizes, strategy: Strategy, streams: int) -> Budget:
@@ -132,7 +140,7 @@ def resolve(request: Request, sizes: Sizes, strategy: Strategy, streams: int) ->
     if request.buffer_blocks is None and request.buffer_fraction is None:
         memory = parse_bytes("memory", request.memory or DEFAULT_MEMORY)
         option, room = f"memory of {show_bytes(memory)}", memory // streams
-        fits = int(np.searchsorted(needed, int(room * (1 - _ALLOCATOR_PART)), side="right"))
+        fits = int(np.searchsorted(needed, int(room * (1 - _ALLOCATOR_PART)) - sizes.batch_bytes, side="right"))
         in_pieces = _in_pieces(sizes, factor, strategy, room, fits, each)
         if in_pieces is not None:
             return in_pieces
@@ -141,10 +149,11 @@ def resolve(request: Request, sizes: Sizes, strategy: Strategy, streams: int) ->
         option = f"{'buffer_blocks' if request.buffer_blocks else 'buffer_fraction'} of {blocks} blocks"
         fits = min(blocks // (1 if strategy.merges_all else streams), len(sizes.nbytes))
         # Two blocks read ahead keep the disk busy also where a buffer merges one or two.
-        room = int((needed[fits - 1] + 2 * sizes.nbytes.max()) / (1 - _ALLOCATOR_PART))
+        room = int((needed[fits - 1] + 2 * sizes.nbytes.max() + sizes.batch_bytes) / (1 - _ALLOCATOR_PART))
     asked = strategy.buffer_blocks(len(sizes.nbytes), max(fits, 1))
     if fits < asked:
-        least = _least(sizes, factor, strategy, int(needed[asked - 1] / (1 - _ALLOCATOR_PART)) + 1)
+        whole = int((needed[asked - 1] + sizes.batch_bytes) / (1 - _ALLOCATOR_PART)) + 1
+        least = _least(sizes, factor, strategy, whole)
         remedy = f"memory='{-(-least * streams // 2**20)} MiB'"
         if request.buffer_blocks or request.buffer_fraction:
             remedy = f"buffer_blocks={asked * (1 if strategy.merges_all else streams)}"
@@ -155,7 +164,7 @@ def resolve(request: Request, sizes: Sizes, strategy: Strategy, streams: int) ->
             + (", or rewrite the data in smaller row groups" if asked == 1 else "")
         )
     indices = each * int(_needed(sizes.rows, 1.0, strategy, streams)[asked - 1])
-    return Budget(asked, room, indices + int(room * _ALLOCATOR_PART))
+    return Budget(asked, room, indices + int(room * _ALLOCATOR_PART) + sizes.batch_bytes)
 
 
 def _least(sizes: Sizes, factor: float, strategy: Strategy, whole: int) -> int:
@@ -193,7 +202,8 @@ def _in_pieces(sizes: Sizes, factor: float, strategy: Strategy, room: int, fits:
         return None
     share = room * (1 - _ALLOCATOR_PART) / (_WHOLE_BLOCKS if strategy.mixes_pieces else 1)
     taken = sizes.nbytes * factor + each * sizes.rows
-    large = ((taken > share) | (sizes.nbytes + sizes.decode_bytes > room)) & (sizes.rows > 1)
+    room_whole = room * (1 - _ALLOCATOR_PART) - sizes.batch_bytes
+    large = ((taken > share) | (sizes.nbytes + sizes.decode_bytes > room_whole)) & (sizes.rows > 1)
     if not large.any():
         return None
     cursor = sizes.cursor_bytes(np.flatnonzero(large))
@@ -203,9 +213,11 @@ def _in_pieces(sizes: Sizes, factor: float, strategy: Strategy, room: int, fits:
         if fits or cursor >= _MOST_CURSOR_PART * room:
             return None
         open_blocks = 1
-    reserved = open_blocks * cursor + int(room * _ALLOCATOR_PART)
+    reserved = open_blocks * cursor + int(room * _ALLOCATOR_PART) + sizes.batch_bytes
     # A row costs its bytes, some times over, and its share of the permutation.
     row_bytes = sizes.nbytes[large] / sizes.rows[large]
+    if reserved >= room:
+        return None
     piece_bytes = (room - reserved) / _PIECES * row_bytes / (row_bytes * factor + each)
     pieces = np.ones(len(sizes.nbytes), dtype=np.int64)
     piece_rows = np.maximum(piece_bytes / row_bytes, 1).astype(np.int64)

@@ -133,7 +133,7 @@ def decoded(column: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
     if column.type.equals(kind):
         return column
     try:
-        return column.dictionary_decode()
+        return take(column.dictionary, column.indices)
     except pa.ArrowException as error:
         raise OptionError(
             f"column {name!r}: {len(column)} rows hold more than 2 GiB of text ({error}): take a smaller batch_size, "

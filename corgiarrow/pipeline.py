@@ -145,6 +145,8 @@ class _StepState:
     gathering: int = 0
     joined: dict[int, Chunks] | None = None
     """Columns whose first segment is out already, because the consumer waits for it; None for all at once."""
+    spelled_bytes: int = 0
+    """Bytes booked for columns whose dictionaries are resolved while they are gathered; 0 leaves it to the batches."""
     hurried: bool = False
     """Whether the first segment is being gathered alone."""
     indices: list[Chunks | None] = field(default_factory=list)
@@ -325,14 +327,17 @@ class Pipeline:
                 at.current, at.offset = self._next_segment(at), 0
             segment, offset = at.current, at.offset
             count = min(rows, segment.num_rows - offset)
-            parts.append(segment.rows.slice(offset, count))
+            parts.append(self._spelled_out(segment.rows.slice(offset, count)))
             rows -= count
             at.offset = offset + count
             if at.offset == segment.num_rows:
                 self._retire(at, segment)
                 at.current = None
-        batch = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
-        if self._delivered.equals(self._schema):
+        return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+    def _spelled_out(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows in the delivered types: without the dictionaries in which some columns are held."""
+        if batch.schema is self._delivered or batch.schema.equals(self._delivered):
             return batch
         columns = [
             decoded(column, field.type, field.name)
@@ -409,6 +414,7 @@ class Pipeline:
             state.made = {g.piece: [[]] * len(self._schema) for g in state.step.gathers if g.piece is not None}
             state.indices = [self._index_slices(stream, gather) for gather in state.step.gathers]
             state.columns = self._column_tasks(stream, sources)
+            self._spell_out_early(stream, state)
             # Only the first buffer of a pass: later ones are made ahead, where two rounds over the columns would cost.
             if stream.position == 0 and len(state.step.gathers) == 1 and len(state.indices[0] or ()) > 1:
                 state.hurried, state.joined = True, {}
@@ -424,6 +430,20 @@ class Pipeline:
         state.gathering += 1
         stream.used += beside
         return lambda: self._gather(stream, state, columns, beside)
+
+    def _spell_out_early(self, stream: _Stream, state: _StepState) -> None:
+        """Where there is room, let the threads resolve dictionaries, whole segments at a time, not the consumer."""
+        emitting = [g for g in state.step.gathers if g.piece is None]
+        if not emitting:
+            return
+        nbytes = 0.0
+        for column, (held, wanted) in enumerate(zip(self._schema.types, self._delivered.types, strict=True)):
+            if not held.equals(wanted):
+                for chunk in (x for p in emitting[0].sources for x in stream.pool[p][column]):
+                    nbytes += len(chunk) * (chunk.dictionary.nbytes / max(len(chunk.dictionary), 1) + 8)
+        if nbytes > 0 and stream.used + nbytes < self._stream_bytes:
+            state.spelled_bytes = int(nbytes)
+            stream.used += state.spelled_bytes
 
     def _column_tasks(self, stream: _Stream, sources: Iterable[int]) -> deque[list[int]]:
         width = len(self._schema)
@@ -629,7 +649,7 @@ class Pipeline:
         for gather, index in gathers:
             made = chunks if index is None else [array for part in index for array in _taken(chunks, part, kind)]
             if gather.piece is None:
-                state.out[column] = made
+                state.out[column] = self._resolved(state, column, made)
             else:
                 state.made[gather.piece][column] = made
 
@@ -644,10 +664,15 @@ class Pipeline:
             for piece in gather.sources:
                 stream.pool[piece][column] = []
             state.joined[column] = _as_few(chunks, kind)
-            state.out[column] = _taken(state.joined[column], index[0], kind)
+            state.out[column] = self._resolved(state, column, _taken(state.joined[column], index[0], kind))
         else:
             joined = state.joined.pop(column)
-            state.out[column] = [array for part in index[1:] for array in _taken(joined, part, kind)]
+            rest = [array for part in index[1:] for array in _taken(joined, part, kind)]
+            state.out[column] = self._resolved(state, column, rest)
+
+    def _resolved(self, state: _StepState, column: int, chunks: Chunks) -> Chunks:
+        field = self._delivered.field(column)
+        return [decoded(x, field.type, field.name) for x in chunks] if state.spelled_bytes else chunks
 
     def _index_slices(self, stream: _Stream, gather: Gather) -> Chunks | None:
         """Cut a gather's index where segments end."""
@@ -679,6 +704,7 @@ class Pipeline:
             stream.used += nbytes
         if not self._emit(stream, state, ends_step=True):
             stream.alive -= 1
+        stream.used -= state.spelled_bytes
         stream.queue.popleft()
 
     def _emit(self, stream: _Stream, state: _StepState, ends_step: bool) -> bool:
@@ -696,8 +722,9 @@ class Pipeline:
     def _segments(self, state: _StepState, stream: _Stream) -> list[pa.RecordBatch]:
         if not state.out:
             return []
-        columns = [pa.chunked_array(state.out[c], self._schema.field(c).type) for c in range(len(self._schema))]
-        table = pa.Table.from_arrays(columns, schema=self._schema)
+        schema = self._delivered if state.spelled_bytes else self._schema
+        columns = [pa.chunked_array(state.out[c], field.type) for c, field in enumerate(schema)]
+        table = pa.Table.from_arrays(columns, schema=schema)
         emitting = next(g for g in state.step.gathers if g.piece is None)
         if emitting.index is None:
             table = table.slice(stream.skip)

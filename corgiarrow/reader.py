@@ -186,6 +186,7 @@ class Reader:
             decode_bytes=self._source.decode_bytes,
             largest_column=self._source.largest_column,
             cursor_bytes=self._source.cursor_bytes,
+            batch_rows=self._batch_size,
         )
         self._budget = budget.resolve(self._request, sizes, self._strategy, streams)
 

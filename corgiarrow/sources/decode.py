@@ -186,9 +186,10 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 def _check_indices(array: pa.Array) -> None:
     """Raise an ArrowInvalid where a dictionary has not the value asked for: Arrow does not check when it reads one."""
     if isinstance(array, pa.DictionaryArray):
-        asked = pc.min_max(array.indices).as_py()
-        if asked["max"] is not None and (asked["min"] < 0 or asked["max"] >= len(array.dictionary)):
-            raise pa.ArrowInvalid(f"value {asked['max']} of a dictionary that has {len(array.dictionary)}")
+        # Seen as unsigned, what is negative is large.
+        asked = array.indices.drop_null().to_numpy().view(f"u{array.indices.type.bit_width // 8}")
+        if len(asked) and asked.max() >= len(array.dictionary):
+            raise pa.ArrowInvalid(f"value {asked.max()} of a dictionary that has {len(array.dictionary)}")
     for part in _parts(array):
         _check_indices(part)
 
