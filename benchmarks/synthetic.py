@@ -21,22 +21,31 @@ class SyntheticSource:
     schema = pa.schema([("x", pa.float32())])
     fingerprint = "synthetic"
     largest_column = 1.0
+    cursor_bytes = None
     fetched_bytes = 0
+    held_bytes = 0
     fetch_s = 0.0
 
     def __init__(self, blocks: int, rows: int):
         self.block_rows: Int64s = np.full(blocks, rows, dtype=np.int64)
         self.block_bytes: Int64s = 4 * self.block_rows
+        self.decode_bytes: Int64s = np.zeros(blocks, dtype=np.int64)
         self.first_read: float | None = None
 
-    def session(self) -> "SyntheticSource":
+    def session(self, pieces: Int64s | None = None, **options: object) -> "SyntheticSource":
         """Start a pass of reading."""
         return self
+
+    def stop(self) -> None:
+        """End reads."""
 
     def close(self) -> None:
         """End it."""
 
-    def bytes_beside(self, nbytes: int) -> int:
+    def expect(self, block: int) -> None:
+        """Nothing is open."""
+
+    def bytes_beside(self, block: int, nbytes: int) -> int:
         """Reading holds nothing beside its result."""
         return 0
 

@@ -54,6 +54,8 @@ _FORMAT = 2
 _TAIL_BYTES = 64 * 1024
 _FOOTER_CACHE_BYTES = 256 * 2**20
 _FOOTER_THREADS = 16
+_LOCAL_FOOTER_THREADS = 4
+"""A disk's wait is short: more threads would get in each other's way."""
 _END_BYTES = 8
 """A file ends with the length of its footer, and a magic word."""
 _SIGNATURE_BYTES = 28
@@ -162,7 +164,8 @@ class BlockIndex:
         in_paths = path_columns([f.path for f in files])
         if filter is not None and len(in_paths):
             files = _possible(storage, files, in_paths, filter)
-        with ThreadPoolExecutor(min(_FOOTER_THREADS, len(files))) as executor:
+        threads = _LOCAL_FOOTER_THREADS if storage.is_local else _FOOTER_THREADS
+        with ThreadPoolExecutor(threads) as executor:
             found = list(executor.map(lambda file: _footer_or_error(storage, file, on_error), files))
         left_out = tuple((f.path, str(e)) for f, e in zip(files, found, strict=True) if isinstance(e, NotParquetError))
         kept = [(f, x) for f, x in zip(files, found, strict=True) if not isinstance(x, NotParquetError)]
@@ -196,13 +199,14 @@ class BlockIndex:
             variable_bytes={
                 key_of(path): np.array(
                     [
-                        _decoded_bytes(kind, group, spots[layout][path])
+                        _decoded_bytes(widths, nested, group, spots[layout][path])
                         for group, layout in zip(groups, file_layout[group_file], strict=True)
                     ],
                     dtype=np.int64,
                 )
                 for path, kind in terminals(unified)
                 if fixed_bytes(kind) is None
+                for widths, nested in [([fixed_bytes(leaf) for leaf in leaf_types(kind)], pa.types.is_nested(kind))]
             },
             disk_share=_disk_share(unified, [(footers[f], spots[file_layout[f]]) for f in sampled]),
             dictionaries=_dictionaries(unified, [(footers[f], spots[file_layout[f]]) for f in sampled]),
@@ -487,18 +491,11 @@ def read_footer(storage: Storage, file: FileInfo) -> pq.FileMetaData:
         The file is not Parquet, is cut, or its footer is encrypted or damaged.
     """
     try:
-        if storage.is_local:
-            with Path(storage.full(file.path)).open("rb") as opened:
-                opened.seek(max(file.size - _END_BYTES, 0))
-                tail = opened.read()
-            footer = pq.read_metadata(storage.full(file.path))
-        else:
-            start = max(file.size - _TAIL_BYTES, 0)
-            (tail,) = storage.fetch(file.path, [(start, file.size)]) if file.size else (b"",)
-            length = _footer_length(tail)
-            if tail[-4:] == b"PAR1" and len(tail) < length + _END_BYTES <= file.size:
-                (tail,) = storage.fetch(file.path, [(file.size - length - _END_BYTES, file.size)])
-            footer = pq.read_metadata(pa.BufferReader(tail))
+        tail = _tail(storage, file, _TAIL_BYTES)
+        length = _footer_length(tail)
+        if tail[-4:] == b"PAR1" and len(tail) < length + _END_BYTES <= file.size:
+            tail = _tail(storage, file, length + _END_BYTES)
+        footer = pq.read_metadata(pa.BufferReader(tail))
     except StorageError:
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -509,6 +506,15 @@ def read_footer(storage: Storage, file: FileInfo) -> pq.FileMetaData:
         # Arrow ends the process when it is asked about a column whose key it has not.
         raise NotParquetError(f"{storage.shown(file.path)} has encrypted columns, which corgiarrow does not read")
     return footer
+
+
+def _tail(storage: Storage, file: FileInfo, nbytes: int) -> bytes:
+    start = max(file.size - nbytes, 0)
+    if storage.is_local:
+        with Path(storage.full(file.path)).open("rb", buffering=0) as opened:
+            opened.seek(start)
+            return opened.read()
+    return storage.fetch(file.path, [(start, file.size)])[0] if file.size else b""
 
 
 def _footer_length(tail: bytes) -> int:
@@ -655,18 +661,19 @@ def leaves_of(layout: FileLayout, path: tuple[str, ...]) -> tuple[int, ...]:
     )
 
 
-def _decoded_bytes(kind: pa.DataType, group: pq.RowGroupMetaData, leaves: Sequence[int]) -> float:
+def _decoded_bytes(
+    widths: Sequence[float | None], nested: bool, group: pq.RowGroupMetaData, leaves: Sequence[int]
+) -> float:
     """Bytes of a column without a fixed width in memory: exact for numbers, as stored for text."""
     if not leaves:
         return 4.0 * float(group.num_rows)
-    kinds = list(leaf_types(kind))
     total = 0.0
     for place, leaf in enumerate(leaves):
         chunk = group.column(leaf)
-        width = fixed_bytes(kinds[place]) if len(kinds) == len(leaves) else None
+        width = widths[place] if len(widths) == len(leaves) else None
         total += chunk.total_uncompressed_size if width is None else width * chunk.num_values
         # An offset a value at each level; text inside of lists has one more.
-        total += 4.0 * (group.num_rows + (chunk.num_values if pa.types.is_nested(kind) and width is None else 0))
+        total += 4.0 * (group.num_rows + (chunk.num_values if nested and width is None else 0))
     return total
 
 

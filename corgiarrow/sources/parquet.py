@@ -127,11 +127,13 @@ class ParquetSource:
     @property
     def decode_bytes(self) -> Int64s:
         """Bytes that reading each block whole takes beside its rows, int64 [blocks]."""
-        return np.array([self.decoding_bytes(int(raw)) for raw in self.raw_bytes], dtype=np.int64)
+        return self.decoding_bytes(self.raw_bytes)
 
-    def decoding_bytes(self, raw: int) -> int:
-        """Bytes that decoding `raw` bytes takes beside them."""
-        return int(max(self.mean_factor * min(_group_bytes(raw), raw), self._largest_factor * raw))
+    def decoding_bytes(self, raw: Int64s) -> Int64s:
+        """Bytes that decoding blocks of `raw` bytes takes beside them, int64 of the same shape."""
+        together = np.minimum(np.clip(raw // _GROUPS, *_GROUP_BYTES), raw)
+        found: Int64s = np.maximum(self.mean_factor * together, self._largest_factor * raw).astype(np.int64)
+        return found
 
     def cursor_bytes(self, blocks: Int64s) -> int:
         """Bytes that reading one of some blocks in pieces holds beside them, at most, from a sample of them."""
@@ -331,7 +333,8 @@ class ParquetSession:
             raw = int(self._source.raw_bytes[block] / self._pieces[block])
             return int(max(raw, nbytes) * (1 + self._source.mean_factor))
         raw = max(int(self._source.raw_bytes[block]), nbytes)
-        return self._source.decoding_bytes(raw) + (0 if self._index.storage.is_local else raw)
+        decoding = int(self._source.decoding_bytes(np.array(raw)))
+        return decoding + (0 if self._index.storage.is_local else raw)
 
     @property
     def held_bytes(self) -> int:
