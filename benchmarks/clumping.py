@@ -42,7 +42,7 @@ def sorted_rows(folder: Path) -> Path:
                 table = pa.Table.from_arrays([*map(pa.array, [*features, labels_of(ids)])], schema=schema)
                 writer.write_table(table, row_group_size=GROUP_ROWS)
 
-    return data._made_once(folder / f"sorted-{ROW_GROUPS}x{GROUP_ROWS}-{LABELS}.parquet", write)
+    return data.made_once(folder / f"sorted-{ROW_GROUPS}x{GROUP_ROWS}-{LABELS}.parquet", write)
 
 
 def labels_of(row_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:

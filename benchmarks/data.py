@@ -51,7 +51,7 @@ def floats(
                     pa.Table.from_arrays([*features, pa.array(label)], schema=schema), row_group
                 )
 
-    return _made_once(folder / f"floats-{rows}x{columns}-{row_group}-{kind}.parquet", write)
+    return made_once(folder / f"floats-{rows}x{columns}-{row_group}-{kind}.parquet", write)
 
 
 def many_files(folder: Path, files: int = 4_000, row_groups: int = 10, rows: int = 100) -> Path:
@@ -72,10 +72,10 @@ def many_files(folder: Path, files: int = 4_000, row_groups: int = 10, rows: int
                 table, beside / f"part-{number:06}.parquet", row_group_size=rows, compression="zstd"
             )
 
-    return _made_once(folder / f"many-{files}x{row_groups}x{rows}", write)
+    return made_once(folder / f"many-{files}x{row_groups}x{rows}", write)
 
 
-def _made_once(target: Path, write: Callable[[Path], None]) -> Path:
+def made_once(target: Path, write: Callable[[Path], None]) -> Path:
     """Make a file or folder unless it is there: beside, then renamed, so that it is whole or not there."""
     if target.exists():
         return target

@@ -32,7 +32,7 @@ def write(path: Path) -> None:
 
 def main() -> None:
     arguments = data.parser(__doc__).parse_args()
-    path = data._made_once(arguments.data / "large-text.parquet", write)
+    path = data.made_once(arguments.data / "large-text.parquet", write)
     import corgiarrow as ca
 
     reader = ca.Reader(path, shuffle="epoch", memory="12 GiB", batch_size=4096)

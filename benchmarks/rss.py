@@ -136,7 +136,7 @@ def file_of(kind: str, folder: Path, megabytes: int) -> Path:
     def write(beside: Path) -> None:
         _fresh("make", kind, beside, str(megabytes))
 
-    return data._made_once(folder / f"rss-{kind}-{megabytes}.parquet", write)
+    return data.made_once(folder / f"rss-{kind}-{megabytes}.parquet", write)
 
 
 def plain(path: Path, mode: str) -> int:
