@@ -132,11 +132,12 @@ def resolve(request: Request, sizes: Sizes, strategy: Strategy, streams: int) ->
         return Budget(1, parse_bytes("memory", request.memory or DEFAULT_MEMORY))
     factor = max(strategy.memory_factor, _SHUFFLE_FACTOR + sizes.largest_column if strategy.copies else 0)
     each = _PERMUTATION_BYTES if strategy.copies else 0
+    indices = each * _needed(sizes.rows, 1.0, strategy, streams)
     # The last block of a buffer is decoded beside the others.
-    needed = np.maximum(
+    needed = indices + np.maximum(
         _needed(sizes.nbytes, factor, strategy, streams),
         _needed(sizes.nbytes, 1.0, strategy, streams) + sizes.decode_bytes.max(),
-    ) + each * _needed(sizes.rows, 1.0, strategy, streams)
+    )
     if request.buffer_blocks is None and request.buffer_fraction is None:
         memory = parse_bytes("memory", request.memory or DEFAULT_MEMORY)
         option, room = f"memory of {show_bytes(memory)}", memory // streams
@@ -163,8 +164,7 @@ def resolve(request: Request, sizes: Sizes, strategy: Strategy, streams: int) ->
             + (", or fewer streams" if streams > 1 else "")
             + (", or rewrite the data in smaller row groups" if asked == 1 else "")
         )
-    indices = each * int(_needed(sizes.rows, 1.0, strategy, streams)[asked - 1])
-    return Budget(asked, room, indices + int(room * _ALLOCATOR_PART) + sizes.batch_bytes)
+    return Budget(asked, room, int(indices[asked - 1]) + int(room * _ALLOCATOR_PART) + sizes.batch_bytes)
 
 
 def _least(sizes: Sizes, factor: float, strategy: Strategy, whole: int) -> int:

@@ -73,3 +73,8 @@ class SourceChangedError(ReadError):
 
 class MissingExtraError(CorgiArrowError, ImportError):
     """An optional package is not installed; the text is the pip line to type."""
+
+
+def tells_of_broken_data(error: CorgiArrowError) -> bool:
+    """Whether an error tells of broken data, rather than of a storage that does not answer or of data exchanged."""
+    return isinstance(error, ReadError) and not isinstance(error, SourceChangedError)

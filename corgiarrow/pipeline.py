@@ -4,8 +4,9 @@ A few equal threads work on one list of tasks under one lock, the most urgent fi
 
 1. *gather* the rows of a step whose blocks are all there, some columns a task and one column at a time (concatenate,
    let the sources go, take), so that a shuffled buffer takes its pool's place instead of standing beside it;
-2. *prepare* the index arithmetic of a step ahead;
-3. *load* the next span in the order of need, while the stream's bytes allow.
+2. *mend* a step some of whose blocks are broken, where that is asked for: put repeats of other rows in their place;
+3. *prepare* the index arithmetic of a step ahead;
+4. *load* the next span in the order of need, while the stream's bytes allow.
 
 What a step emits is gathered into *segments*, so that memory comes back as the consumer goes along; batches are slices
 of them, but for some that lie across two. No task depends on a strategy's name.
@@ -27,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from corgiarrow.errors import CorgiArrowError, ReadError, SourceChangedError
+from corgiarrow.errors import CorgiArrowError, ReadError, tells_of_broken_data
 from corgiarrow.gathering import Chunks, decoded, fits, join, nbytes_of, take, take_from_bins
 from corgiarrow.sources import Session
 from corgiarrow.strategies import Gather, Int64s, Step
@@ -337,7 +338,7 @@ class Pipeline:
 
     def _spelled_out(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows in the delivered types: without the dictionaries in which some columns are held."""
-        if batch.schema is self._delivered or batch.schema.equals(self._delivered):
+        if batch.schema.equals(self._delivered):
             return batch
         columns = [
             decoded(column, field.type, field.name)
@@ -530,7 +531,7 @@ class Pipeline:
                 stream.busy.discard(block)
                 state.loading -= 1
                 stream.used -= estimate
-                if self._skip_errors and _is_broken(error):
+                if self._skip_errors and tells_of_broken_data(error):
                     state.broken.append(span)
                     stream.broken[block] = min(start, stream.broken.get(block, start))
                     self._stats.skipped_rows += stop - start
@@ -590,7 +591,7 @@ class Pipeline:
                 try:
                     table = session.read(block, start, int(work.stop[span]))
                 except CorgiArrowError as error:
-                    if not _is_broken(error):
+                    if not tells_of_broken_data(error):
                         raise
                 else:
                     return [column.chunks for column in table.columns]
@@ -746,11 +747,6 @@ def _as_few(chunks: Chunks, kind: pa.DataType) -> Chunks:
 
 def _taken(chunks: Chunks, index: pa.Array, kind: pa.DataType) -> Chunks:
     return [take(chunks[0], index)] if len(chunks) == 1 else take_from_bins(chunks, index, kind)
-
-
-def _is_broken(error: CorgiArrowError) -> bool:
-    """Whether an error tells of broken data, rather than of a storage that does not answer or of data exchanged."""
-    return isinstance(error, ReadError) and not isinstance(error, SourceChangedError)
 
 
 _LIVE: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()

@@ -470,7 +470,7 @@ def _open_source(
 ) -> BlockSource:
     if isinstance(columns, str):
         raise OptionError(f"columns={columns!r} must be a list of names: give columns=[{columns!r}]")
-    if isinstance(data, BlockSource) and not isinstance(data, BlockIndex):
+    if isinstance(data, BlockSource):
         for name, value in (("columns", columns), ("filter", filter), ("schema", given["schema"])):
             if value is not None:
                 raise OptionError(f"{name}= goes with Parquet: choose it when you make the block source")

@@ -92,6 +92,8 @@ class Cursor:
         if absent:
             self._parts.append(_Absent(decoder, groups, absent))
         self._rows = groups.rows
+        self.disk_bytes = sum(b - a for a, b in decoder.chunk_ranges(groups.file, groups.footer, groups.numbers))
+        """Bytes of all column chunks."""
         self._raw = 0
         """Rows that were read, kept or not."""
         self._ready: list[pa.ChunkedArray] = []

@@ -30,6 +30,7 @@ class Decoder:
         self.held_types = [_held_type(index, column) for column in columns]
         """Types in which columns are held: text that repeats as a dictionary."""
         self._leaves = [[leaves_of(layout, column.path) for column in columns] for layout in index.layouts]
+        self._stored = [[number for number, found in enumerate(leaves) if found] for leaves in self._leaves]
         self.decode_factors = [_decode_factor(column.field.type) for column in columns]
         """What decoding each column holds beside its result, in units of the result."""
         self._as_stored = [
@@ -41,8 +42,7 @@ class Decoder:
 
     def stored(self, file: int) -> list[int]:
         """Numbers of the columns that a file stores."""
-        leaves = self._leaves[self.index.file_layout[file]]
-        return [number for number in range(len(self.columns)) if leaves[number]]
+        return self._stored[self.index.file_layout[file]]
 
     def dictionaries(self, file: int, columns: Sequence[int] | None = None) -> list[str]:
         """Dotted paths of the columns, of all or of some, that are to be read of a file as dictionaries."""

@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from corgiarrow.errors import CorgiArrowError, OptionError, ReadError, SourceChangedError
+from corgiarrow.errors import CorgiArrowError, OptionError, ReadError, tells_of_broken_data
 from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex, Int64s, open_parquet
 from corgiarrow.sources.cursors import Cursor, RowGroups
 from corgiarrow.sources.decode import Decoder, rows_of
 from corgiarrow.sources.filters import RowFilter
-from corgiarrow.sources.ranges import FetchedRanges, MovingWindows, coalesce
+from corgiarrow.sources.ranges import Fetch, FetchedRanges, MovingWindows, Ranges, coalesce
 from corgiarrow.storage import redact
 from corgiarrow.units import parse_bytes
 
@@ -63,7 +63,7 @@ class ParquetSource:
     block_bytes
         Bytes on disk towards which small row groups of one file are merged.
     filter
-        Which rows to read; the columns that it needs are counted once, see :meth:`count_kept`.
+        Which rows to read; the columns that it needs are counted once, and the index keeps the counts.
     on_error
         ``"skip"`` leaves out row groups whose rows cannot be counted for the filter, and lists them in `uncounted`.
     threads
@@ -131,7 +131,7 @@ class ParquetSource:
 
     def decoding_bytes(self, raw: Int64s) -> Int64s:
         """Bytes that decoding blocks of `raw` bytes takes beside them, int64 of the same shape."""
-        together = np.minimum(np.clip(raw // _GROUPS, *_GROUP_BYTES), raw)
+        together = np.minimum(_group_bytes(raw), raw)
         found: Int64s = np.maximum(self.mean_factor * together, self._largest_factor * raw).astype(np.int64)
         return found
 
@@ -154,8 +154,9 @@ class ParquetSource:
         return ParquetSession(self, pieces, open_blocks, window_bytes, compact, threads, row_ids)
 
     @cached_property
-    def _group_ends(self) -> Int64s:
-        return np.cumsum(self.index.group_rows)
+    def first_ids(self) -> Int64s:
+        """Id of the first row of each row group, int64 [row groups]: its place in the dataset, filtered or not."""
+        return np.cumsum(self.index.group_rows) - self.index.group_rows
 
     @cached_property
     def _paths(self) -> pa.StringArray:
@@ -163,8 +164,8 @@ class ParquetSource:
 
     def locate(self, row_ids: Int64s) -> pa.RecordBatch:
         """Say in which file, row group and row of it each row lies."""
-        group = np.searchsorted(self._group_ends, row_ids, side="right")
-        row = row_ids - (self._group_ends[group] - self.index.group_rows[group])
+        group = np.searchsorted(self.first_ids, row_ids, side="right") - 1  # The last of equals, which is not empty.
+        row = row_ids - self.first_ids[group]
         return pa.record_batch(
             {
                 "_file": self._paths.take(pa.array(self.index.group_file[group])),
@@ -226,7 +227,7 @@ class ParquetSource:
                 try:
                     counts[group] = _kept_in_group(index, decoder, row_filter, group)
                 except ReadError as error:
-                    if on_error == "raise" or isinstance(error, SourceChangedError):
+                    if on_error == "raise" or not tells_of_broken_data(error):
                         raise
                     self.uncounted[self._describe(group, group)] = str(error)
 
@@ -345,9 +346,8 @@ class ParquetSession:
 
     def _read_piece(self, block: int, start: int, stop: int) -> list[pa.ChunkedArray]:
         source, index = self._source, self._index
-        first_group, stop_group = int(source.first_group[block]), int(source.stop_group[block])
-        file = int(index.group_file[first_group])
-        self._check(file)
+        first_group = int(source.first_group[block])
+        self._check(int(index.group_file[first_group]))
         if block in self._broken and start >= self._broken[block][0]:
             raise self._broken[block][1]
         cursor = self._taken_cursor(block, start)
@@ -370,8 +370,8 @@ class ParquetSession:
         if index.storage.is_local:
             part = (stop - begin) / int(source.block_rows[block])
             with self._lock:
-                self.fetched_bytes += int(part * self._chunk_bytes(file, first_group, stop_group))
-        return [*columns[: len(source.columns)], pc.add(columns[-1], int(self._first_ids[first_group]))]
+                self.fetched_bytes += int(part * cursor.disk_bytes)
+        return [*columns[: len(source.columns)], pc.add(columns[-1], int(source.first_ids[first_group]))]
 
     def _taken_cursor(self, block: int, start: int) -> Cursor | None:
         """Take the block's cursor, or room for a new one, so that at most `open_blocks` are open."""
@@ -406,15 +406,6 @@ class ParquetSession:
         where = RowGroups(file, row_groups, self._index.footer(file), opened)
         return Cursor(source.decoder, where, kept, batch_rows, self._compact, self._executor, self._parts)
 
-    def _chunk_bytes(self, file: int, first_group: int, stop_group: int) -> int:
-        numbers = [int(g) for g in self._index.group_number[first_group:stop_group]]
-        chunks = self._source.decoder.chunk_ranges(file, self._index.footer(file), numbers)
-        return sum(stop - start for start, stop in chunks)
-
-    @cached_property
-    def _first_ids(self) -> Int64s:
-        return np.cumsum(self._index.group_rows) - self._index.group_rows
-
     def _read_groups(self, block: int, start: int, stop: int) -> list[pa.ChunkedArray]:
         source = self._source
         groups = np.arange(source.first_group[block], source.stop_group[block])
@@ -437,7 +428,7 @@ class ParquetSession:
         footer = index.footer(file)
         self._check(file)
         names = len(source.columns)
-        at_once = max(int(names * _group_bytes(raw_bytes) / raw_bytes), 1)
+        at_once = max(int(names * _group_bytes(np.array(raw_bytes)) / raw_bytes), 1)
         found: dict[int, pa.ChunkedArray] = {}
         kept: Int64s | None = None
         with (
@@ -462,7 +453,7 @@ class ParquetSession:
         if self._row_ids:
             # Row groups that neighbour are numbered without a gap.
             ids = np.arange(index.group_rows[groups].sum()) if kept is None else kept
-            columns.append(pa.chunked_array([pa.array(ids + self._first_ids[groups[0]])]))
+            columns.append(pa.chunked_array([pa.array(ids + source.first_ids[groups[0]])]))
         return columns
 
     def _check(self, file: int) -> None:
@@ -477,15 +468,11 @@ class ParquetSession:
             self._checked.add(file)
 
     def _open(self, file: int, row_groups: list[int]) -> AbstractContextManager[Any]:
-        """Open the fetched column chunks of a remote file; of a local one give the path, which Arrow opens itself."""
         chunks = self._source.decoder.chunk_ranges(file, self._index.footer(file), row_groups)
-        storage = self._index.storage
-        if storage.is_local:
+        if self._index.storage.is_local:
             with self._lock:
                 self.fetched_bytes += sum(stop - start for start, stop in chunks)
-            return nullcontext(storage.full(self._index.files[file].path))
-        ranges = coalesce(chunks, _HOLE_BYTES)
-        return FetchedRanges(ranges, self._fetch(file, ranges), self._index.files[file].size)
+        return _opened(self._index, file, chunks, lambda ranges: self._fetch(file, ranges))
 
     def _opened_for_pieces(
         self, file: int, row_groups: list[int], columns: Sequence[int]
@@ -519,11 +506,9 @@ def _kept_in_group(index: BlockIndex, decoder: Decoder, row_filter: RowFilter, g
     index.check_unchanged(file)
 
     def tables(columns: Sequence[int]) -> Iterator[pa.Table]:
-        chunks = coalesce(decoder.chunk_ranges(file, footer, [number], columns), _HOLE_BYTES)
-        origin: Any = nullcontext(storage.full(path))
-        if not storage.is_local:
-            origin = FetchedRanges(chunks, storage.fetch(path, chunks), index.files[file].size)
+        chunks = decoder.chunk_ranges(file, footer, [number], columns)
         dictionaries = decoder.dictionaries(file, columns)
+        origin = _opened(index, file, chunks, lambda ranges: storage.fetch(path, ranges))
         with origin as opened, open_parquet(opened, footer, dictionaries=dictionaries) as reader:
             for batch in reader.iter_batches(
                 _COUNTED_ROWS, row_groups=[number], columns=decoder.names(columns), use_threads=False
@@ -544,5 +529,15 @@ def _kept_in_group(index: BlockIndex, decoder: Decoder, row_filter: RowFilter, g
         raise ReadError(f"{where}, {blamed}") from None
 
 
-def _group_bytes(nbytes: int) -> int:
-    return min(max(nbytes // _GROUPS, _GROUP_BYTES[0]), _GROUP_BYTES[1])
+def _group_bytes(raw: Int64s) -> Int64s:
+    """Bytes of the columns that are decoded together, of blocks of `raw` bytes, int64 of the same shape."""
+    return np.clip(raw // _GROUPS, *_GROUP_BYTES)
+
+
+def _opened(index: BlockIndex, file: int, chunks: Ranges, fetch: Fetch) -> AbstractContextManager[Any]:
+    """Open column chunks of a remote file, fetched; of a local one give the path, which Arrow opens itself."""
+    storage = index.storage
+    if storage.is_local:
+        return nullcontext(storage.full(index.files[file].path))
+    ranges = coalesce(chunks, _HOLE_BYTES)
+    return FetchedRanges(ranges, fetch(ranges), index.files[file].size)
