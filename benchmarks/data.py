@@ -9,6 +9,8 @@ import json
 import os
 import platform
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -181,3 +183,9 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def in_fresh_process(script: str, *arguments: object) -> str:
+    """Run a benchmark's script anew; return what it prints."""
+    command = [sys.executable, script, *map(str, arguments)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -14,7 +14,6 @@ imports, the index's own arrays included.
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from statistics import median
@@ -77,9 +76,8 @@ def resume(blocks: int) -> dict[str, float]:
 
 def in_fresh_process(task: str, blocks: int, parts: int) -> dict[str, float]:
     """Run :func:`plan` or :func:`resume` in a new process."""
-    command = [sys.executable, __file__, "--task", task, "--blocks", str(blocks), "--parts", str(parts)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, float] = json.loads(done.stdout)
+    arguments = ("--task", task, "--blocks", blocks, "--parts", parts)
+    found: dict[str, float] = json.loads(data.in_fresh_process(__file__, *arguments))
     return found
 
 

@@ -19,7 +19,6 @@ import argparse
 import json
 import os
 import resource
-import subprocess
 import sys
 import threading
 import time
@@ -214,8 +213,7 @@ def _bytes_asked() -> int:
 
 
 def _fresh(task: str, *arguments: str | Path) -> str:
-    command = [sys.executable, __file__, "--task", task, *map(str, arguments)]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return data.in_fresh_process(__file__, "--task", task, *arguments)
 
 
 def line_of(kind: str, mode: str, runs: dict[str, list[dict[str, float]]]) -> list[str]:

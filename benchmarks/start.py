@@ -6,7 +6,6 @@ warm page cache; importing is told apart.
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -64,9 +63,8 @@ def load(saved: Path) -> dict[str, float]:
 
 def in_fresh_process(task: str, folder: Path, saved: Path) -> dict[str, float]:
     """Run :func:`build` or :func:`load` in a new process."""
-    command = [sys.executable, __file__, "--task", task, "--folder", str(folder), "--saved", str(saved)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, float] = json.loads(done.stdout)
+    arguments = ("--task", task, "--folder", folder, "--saved", saved)
+    found: dict[str, float] = json.loads(data.in_fresh_process(__file__, *arguments))
     return found
 
 
