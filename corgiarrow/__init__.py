@@ -4,6 +4,7 @@ from corgiarrow.errors import (
     AccessDeniedError,
     BudgetError,
     ColumnNotFoundError,
+    ConversionError,
     CorgiArrowError,
     IndexFormatError,
     MissingExtraError,
@@ -18,6 +19,7 @@ from corgiarrow.errors import (
 )
 from corgiarrow.example import example_path
 from corgiarrow.index import BlockIndex
+from corgiarrow.loader import Loader
 from corgiarrow.plan import EpochPlan
 from corgiarrow.reader import Reader
 from corgiarrow.sources import BlockSource
@@ -30,11 +32,13 @@ __all__ = [
     "BlockSource",
     "BudgetError",
     "ColumnNotFoundError",
+    "ConversionError",
     "CorgiArrowError",
     "CorgiPile",
     "EpochPlan",
     "EpochShuffle",
     "IndexFormatError",
+    "Loader",
     "MissingExtraError",
     "NoFilesError",
     "NoShuffle",

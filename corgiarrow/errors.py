@@ -8,6 +8,7 @@
     ├── ColumnNotFoundError (ValueError)    a requested column is in no file
     ├── SchemaMismatchError (ValueError)    two files disagree about a column
     ├── StateMismatchError (ValueError)     a saved position belongs to other data or parameters
+    ├── ConversionError (ValueError)        values do not fit the arrays that were asked for
     ├── IndexFormatError (ValueError)       a saved block index cannot be read
     ├── StorageError (OSError)              a file system answered with an error
     │   ├── NoFilesError (FileNotFoundError)
@@ -41,6 +42,10 @@ class SchemaMismatchError(CorgiArrowError, ValueError):
 
 class StateMismatchError(CorgiArrowError, ValueError):
     """A saved position belongs to other data or other parameters; the text names the difference."""
+
+
+class ConversionError(CorgiArrowError, ValueError):
+    """Values of a batch do not fit the arrays that were asked for; the text names column, value and remedy."""
 
 
 class IndexFormatError(CorgiArrowError, ValueError):

@@ -305,8 +305,11 @@ class Pipeline:
         known = threading.enumerate()
         return all(thread.name in self._ended or thread not in known for thread in self._threads)
 
-    def next_batch(self, stream: int, rows: int) -> pa.RecordBatch:
-        """Return the next `rows` rows of stream number `stream` of this pipeline.
+    def next_rows(self, stream: int, rows: int) -> tuple[pa.RecordBatch, int]:
+        """Return the next `rows` rows of stream number `stream` of this pipeline: rows, and the number of the first.
+
+        What comes may be much longer than asked for, and the same at the next calls: then nothing needs to be done
+        twice for the batches that lie in it.
 
         Raises
         ------
@@ -322,19 +325,21 @@ class Pipeline:
         at = self._streams[stream]
         if at.retired:
             self._release(at)
-        parts = []
+        parts: list[pa.RecordBatch] = []
         while rows:
             if at.current is None:
                 at.current, at.offset = self._next_segment(at), 0
             segment, offset = at.current, at.offset
             count = min(rows, segment.num_rows - offset)
-            parts.append(self._spelled_out(segment.rows.slice(offset, count)))
             rows -= count
             at.offset = offset + count
             if at.offset == segment.num_rows:
                 self._retire(at, segment)
                 at.current = None
-        return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+            if not parts and not rows and segment.rows.schema.equals(self._delivered):
+                return segment.rows, offset
+            parts.append(self._spelled_out(segment.rows.slice(offset, count)))
+        return parts[0] if len(parts) == 1 else pa.concat_batches(parts), 0
 
     def _spelled_out(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows in the delivered types: without the dictionaries in which some columns are held."""

@@ -1,5 +1,6 @@
 """The reader: where a plan meets I/O, and the owner of the position."""
 
+import copy
 import hashlib
 import logging
 import os
@@ -7,7 +8,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import fsspec
 import numpy as np
@@ -47,6 +48,30 @@ _MISMATCHES = {
     "buffer_blocks": "another budget or number of streams merges other buffers; give buffer_blocks to fix it",
 }
 """What to say of a difference whose values tell a person little."""
+
+
+class Slice(NamedTuple):
+    """A batch, as a part of the longer run of rows in which it was made.
+
+    Attributes
+    ----------
+    rows
+        Rows of which some are the batch; neighbouring batches of a stream often share them.
+    start, stop
+        The batch is the rows ``start .. stop``.
+    stream
+        Number of the stream that the batch belongs to, among those of this part.
+    """
+
+    rows: pa.RecordBatch
+    start: int
+    stop: int
+    stream: int
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The batch alone, without a copy."""
+        return self.rows.slice(self.start, self.stop - self.start)
 
 
 class Reader:
@@ -163,7 +188,7 @@ class Reader:
         if isinstance(self._source, ParquetSource):
             self._stats.skipped.update(self._source.uncounted)
         # Weak, so that a pass ends with the loop that drops it.
-        self._pass: weakref.ref[Generator[pa.RecordBatch, None, None]] | None = None
+        self._pass: weakref.ref[Generator[Slice, None, None]] | None = None
         self._epoch = 0
         self._delivered = 0
         """Batches of this part that were delivered in `_epoch`."""
@@ -230,6 +255,55 @@ class Reader:
 
     def __len__(self) -> int:
         return self.num_batches
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch."""
+        return self._batch_size
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The epoch, and the batches of this part that were delivered in it."""
+        return self._epoch, self._delivered
+
+    def mark(self, position: tuple[int, int]) -> None:
+        """Say which of the positions that this pass went through its batches have reached their user.
+
+        For those who take batches ahead of their user: :meth:`state_dict` describes what was marked last.
+        """
+        self._epoch, self._delivered = position
+
+    def for_part(
+        self, *, rank: int = 0, world_size: int = 1, worker: int = 0, num_workers: int = 1, threads: int | None = None
+    ) -> "Reader":
+        """Return a reader of the same data and options for another part of the job, at the same position.
+
+        Parameters
+        ----------
+        rank, world_size, worker, num_workers
+            Its place, as for :class:`Reader`.
+        threads
+            Threads that it reads with; None for as many as this one's.
+
+        Raises
+        ------
+        OptionError, BudgetError
+            The place is out of its bounds, or does not fit `streams`.
+        StateMismatchError
+            This many parts do not divide the batches delivered.
+        """
+        other = copy.copy(self)
+        other._part = Part(rank, world_size, worker, num_workers)
+        other._threads = threads or self._threads
+        other._stats = Stats()
+        other._pass = None
+        other._epoch, other._delivered, other._resume = 0, 0, False
+        other._set_streams(self._streams_asked or other._part.num_parts)
+        if self._resume:
+            other.load_state_dict(self.state_dict())
+        else:
+            other.set_epoch(self._epoch)
+        return other
 
     @property
     def epoch(self) -> int:
@@ -371,6 +445,13 @@ class Reader:
         self._pass = None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return (part.batch for part in self.slices())
+
+    def slices(self) -> Generator[Slice, None, None]:
+        """Begin a pass like ``iter(reader)``, but give each batch as a part of the rows in which it was made.
+
+        For those who convert batches: what is done once for these rows need not be done for each batch.
+        """
         self.close()
         begin = self._delivered if self._resume else 0
         self._resume = False
@@ -379,7 +460,7 @@ class Reader:
         self._pass = weakref.ref(batches)
         return batches
 
-    def _batches(self, plan: EpochPlan, begin: int) -> Generator[pa.RecordBatch, None, None]:
+    def _batches(self, plan: EpochPlan, begin: int) -> Generator[Slice, None, None]:
         total = plan.part_batches(self._part, self._drop_last)
         if begin >= total:
             self._epoch, self._delivered = plan.epoch + 1, 0
@@ -411,7 +492,7 @@ class Reader:
                     open_session, steps, stream.block, stream.start, stream.stop, span_bytes, in_pieces, skip
                 )
             )
-        again: dict[int, pa.RecordBatch] = {}
+        again: dict[int, Slice] = {}
         with (
             _progress_bar(self._progress, plan.epoch, begin, total) as advance,
             Pipeline(
@@ -434,13 +515,15 @@ class Reader:
                 if last:
                     rows = streams[place].batch_rows(batch_number)
                 if place in again:
-                    batch = again[place]
+                    part = again[place]
                 else:
-                    batch = pipeline.next_batch(place, rows)
+                    found, start = pipeline.next_rows(place, rows)
+                    part = Slice(found, start, start + rows, place)
                     if self._provenance:
-                        batch = self._located(batch)
-                    if last:
-                        again[place] = batch  # What padding repeats.
+                        part = Slice(self._located(part.batch), 0, rows, place)
+                    if number + len(mine) < total and last:
+                        # What padding repeats, in memory of its own: who changes arrays in place changes them once.
+                        again[place] = Slice(pa.concat_batches([part.batch, part.batch[:0]]), 0, rows, place)
                 self._stats.rows += rows
                 self._stats.batches += 1
                 if number + 1 == total:
@@ -449,7 +532,7 @@ class Reader:
                     self._delivered = number + 1
                 if advance is not None:
                     advance()
-                yield batch
+                yield part
         if new := [text for name, text in self._stats.skipped.items() if name not in skipped_before]:
             _LOG.warning("%d blocks could not be read, repeats came in their place: %s", len(new), "; ".join(new))
 

@@ -11,9 +11,10 @@ import corgiarrow as ca
 ROOT = Path(__file__).parent.parent
 
 PUBLIC = """
-AccessDeniedError BlockIndex BlockOnly BlockSource BudgetError ColumnNotFoundError CorgiArrowError CorgiPile EpochPlan
-EpochShuffle IndexFormatError MissingExtraError NoFilesError NoShuffle NotParquetError OptionError ReadError Reader
-SchemaMismatchError ShuffleOnce SourceChangedError StateMismatchError StorageError Strategy example_path
+AccessDeniedError BlockIndex BlockOnly BlockSource BudgetError ColumnNotFoundError ConversionError CorgiArrowError
+CorgiPile EpochPlan EpochShuffle IndexFormatError Loader MissingExtraError NoFilesError NoShuffle NotParquetError
+OptionError ReadError Reader SchemaMismatchError ShuffleOnce SourceChangedError StateMismatchError StorageError Strategy
+example_path
 """  # One word a name; the test below compares.
 
 
@@ -45,6 +46,8 @@ def test_import_brings_no_framework() -> None:
     heavy = {
         "torch",
         "jax",
+        "keras",
+        "PIL",
         "tensorflow",
         "sklearn",
         "pandas",

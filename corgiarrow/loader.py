@@ -1,0 +1,183 @@
+"""Arrays from a reader: batches converted, transformed in threads, resumable anywhere."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from typing import Any, Self, Unpack
+
+import pyarrow as pa
+
+from corgiarrow.arrays import ArrayOptions, Converter
+from corgiarrow.arrays.values import Out
+from corgiarrow.errors import OptionError
+from corgiarrow.reader import Data, Reader
+
+Transform = Callable[[dict[str, Any]], Any]
+
+
+class Loader:
+    """Batches of a reader as dicts of arrays, in the reader's order.
+
+    Iterating gives the batches of one epoch, as iterating over the reader does; the state is the reader's, after the
+    batches that this loader has delivered.
+
+    Parameters
+    ----------
+    reader
+        Where batches come from. The loader moves its position and closes it.
+    transform
+        A function of a batch, a dict of arrays, called in threads ahead of the consumer; what it returns is
+        delivered. It is called once for each batch, batches side by side.
+    workers
+        Threads that convert and transform; None for one a CPU (at most 8) where there is a transform or an image to
+        decode, else 0: in the consumer's own thread, which costs microseconds.
+    out
+        How a framework takes arrays over; NumPy's own by default.
+    **options
+        See :class:`corgiarrow.arrays.ArrayOptions`.
+
+    Raises
+    ------
+    OptionError, ColumnNotFoundError
+        An option is out of its bounds, or names what is not there.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        *,
+        transform: Transform | None = None,
+        workers: int | None = None,
+        out: Out | None = None,
+        **options: Unpack[ArrayOptions],
+    ):
+        if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
+            raise OptionError(f"workers={workers!r} must be a whole number of at least 0")
+        self._reader = reader
+        self._converter = Converter(reader.schema, out=out, **options)
+        self._transform = transform
+        heavy = transform is not None or bool(options.get("decode"))
+        self._workers = workers if workers is not None else min(len(os.sched_getaffinity(0)), 8) * heavy
+    @property
+    def reader(self) -> Reader:
+        """Where batches come from."""
+        return self._reader
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Arrays of a batch, before the transform: see :attr:`corgiarrow.arrays.Converter.spec`."""
+        return self._converter.spec
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the pass under way, if there is one."""
+        self._reader.close()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass: see :meth:`Reader.set_epoch`."""
+        self._reader.set_epoch(epoch)
+
+    def seek(self, epoch: int, step: int) -> None:
+        """Begin the next pass at a step: see :meth:`Reader.seek`."""
+        self._reader.seek(epoch, step)
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Return the position after the batches delivered so far: see :meth:`Reader.state_dict`."""
+        return self._reader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position: see :meth:`Reader.load_state_dict`."""
+        self._reader.load_state_dict(state)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._in_threads() if self._workers else self._inline()
+
+    def _inline(self) -> Generator[Any, None, None]:
+        """Convert in this thread: what a run of rows needs, once for all of its batches."""
+        under_way: dict[int, tuple[pa.RecordBatch, int, Iterator[dict[str, Any]]]] = {}
+        for rows, start, stop, stream in self._reader.slices():
+            known, place, batches = under_way.pop(stream, (None, 0, iter(())))
+            if known is not rows or place != start:
+                batches = self._converter.split(rows, start, self._reader.batch_size)
+            batch = next(batches)
+            if stop < rows.num_rows:
+                under_way[stream] = (rows, stop, batches)
+            del known, rows, batches  # So that rows which were all delivered do not stay while the next are waited for.
+            yield batch if self._transform is None else self._transform(batch)
+
+    def _in_threads(self) -> Generator[Any, None, None]:
+        reader, made = self._reader, deque[tuple[Future[Any], tuple[int, int]]]()
+        executor = ThreadPoolExecutor(self._workers, thread_name_prefix="corgiarrow-loader")
+        try:
+            with closing(reader.slices()) as slices:
+                for part in slices:
+                    made.append((executor.submit(self._make, part.batch), reader.position))
+                    if len(made) > self._workers:
+                        yield self._deliver(made)
+                while made:
+                    yield self._deliver(made)
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+    def _deliver(self, made: deque[tuple[Future[Any], tuple[int, int]]]) -> Any:
+        future, position = made.popleft()
+        batch = future.result()
+        # The reader is ahead of what is delivered.
+        self._reader.mark(position)
+        return batch
+
+    def _make(self, batch: pa.RecordBatch) -> Any:
+        arrays = self._converter(batch)
+        return arrays if self._transform is None else self._transform(arrays)
+
+
+def find_categories(
+    data: Data, columns: Sequence[str], *, limit: int = 100_000, **options: Any
+) -> dict[str, list[Any]]:
+    """Read some columns once, and return the values of each, sorted, without null: for ``categories=``.
+
+    Parameters
+    ----------
+    data
+        As for :class:`Reader`.
+    columns
+        Names of the columns.
+    limit
+        Most values that a column may have.
+    **options
+        Options of :class:`Reader` that say how to read: ``filter``, ``schema``, ``storage_options``, …
+
+    Raises
+    ------
+    OptionError
+        A column has more than `limit` values.
+    ColumnNotFoundError
+        It is not in the data.
+    """
+    reader = Reader(data, columns=columns, shuffle="none", batch_size=65_536, **options)
+    found = {field.name: pa.array([], _value_type(field.type)) for field in reader.schema}
+    for batch in reader:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            values = column.dictionary if isinstance(column, pa.DictionaryArray) else column
+            found[name] = pa.concat_arrays([found[name], values]).unique()
+            if len(found[name]) > limit:
+                reader.close()
+                raise OptionError(
+                    f"column {name!r} has more than limit={limit} values: it is no category; raise the limit, or read "
+                    "it as it is"
+                )
+    return {name: sorted(values.drop_null().to_pylist()) for name, values in found.items()}
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
