@@ -5,16 +5,63 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypedDict, Unpack, cast
 
+import fsspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from corgiarrow.arrays import ArrayOptions, Converter
 from corgiarrow.arrays.values import Out
 from corgiarrow.errors import OptionError
 from corgiarrow.reader import Data, Reader
+from corgiarrow.schemas import SchemaRequest
+from corgiarrow.storage import StorageOptions
+from corgiarrow.strategies import Strategy
 
 Transform = Callable[[dict[str, Any]], Any]
+
+
+class ReaderOptions(TypedDict, total=False):
+    """Keywords of :class:`Reader` that adapters hand on; they settle the others themselves."""
+
+    columns: Sequence[str] | None
+    drop_last: bool
+    shuffle: str | bool | Strategy
+    memory: int | str | None
+    buffer_blocks: int | None
+    buffer_fraction: float | None
+    block_bytes: int | str
+    schema: SchemaRequest | None
+    filter: pc.Expression | None
+    on_error: str
+    seed: int
+    streams: int | None
+    storage_options: StorageOptions | None
+    filesystem: fsspec.AbstractFileSystem | None
+    provenance: bool
+    progress: bool
+
+
+class LoaderOptions(ReaderOptions, ArrayOptions, total=False):
+    """Keywords that every adapter takes: the reader's, and those of the arrays."""
+
+
+def part_options(options: LoaderOptions) -> tuple[ReaderOptions, ArrayOptions]:
+    """Part the keywords into the reader's and those of the arrays.
+
+    Raises
+    ------
+    TypeError
+        There is no such keyword.
+    """
+    unknown = sorted(set(options) - set(LoaderOptions.__annotations__))
+    if unknown:
+        known = ", ".join(sorted(LoaderOptions.__annotations__))
+        raise TypeError(f"unexpected keywords {unknown}: choose from {known}")
+    reads = {name: value for name, value in options.items() if name in ReaderOptions.__annotations__}
+    arrays = {name: value for name, value in options.items() if name not in reads}
+    return cast(ReaderOptions, reads), cast(ArrayOptions, arrays)
 
 
 class Loader:

@@ -130,10 +130,23 @@ class StreamPlan:
 
     def row_ids(self) -> Int64s:
         """Ids of the stream's rows in the order of delivery, int64; a row's id is its place in the dataset."""
+        return np.concatenate([np.empty(0, np.int64), *self._step_ids()])
+
+    def batch_ids(self) -> Iterator[Int64s]:
+        """Yield the row ids of each batch, int64 [rows]: a few steps of the strategy at a time."""
+        held = np.empty(0, np.int64)
+        for ids in self._step_ids():
+            held = np.concatenate([held, ids])
+            whole = len(held) // self.epoch.batch_size * self.epoch.batch_size
+            yield from held[:whole].reshape(-1, self.epoch.batch_size)
+            held = held[whole:]
+        if len(held):
+            yield held
+
+    def _step_ids(self) -> Iterator[Int64s]:
         first_id = self.epoch.first_id
         pool = Pool(first_id[self.block] + self.start, self.rows)
-        out = [pool.apply(step) for step in self._steps_from(0)]
-        return np.concatenate([np.empty(0, np.int64), *out])
+        return (pool.apply(step) for step in self._steps_from(0))
 
 
 @dataclass(frozen=True)
@@ -231,6 +244,15 @@ class EpochPlan:
         """Batches that a part delivers, padding included."""
         steps = self.num_steps(part.world_size, drop_last)
         return max(-(-(steps - part.worker) // part.num_workers), 0)
+
+    def part_ids(self, part: Part, drop_last: bool) -> Iterator[Int64s]:
+        """Yield the row ids of each batch that a part delivers, padding included, int64 [rows]."""
+        mine = [self.stream(s).batch_ids() for s in range(part.number, self.streams, part.num_parts)]
+        last: list[Int64s] = [np.empty(0, np.int64)] * len(mine)
+        for number in range(self.part_batches(part, drop_last)):
+            place = number % len(mine)
+            last[place] = next(mine[place], last[place])
+            yield last[place]
 
     def row_ids(self) -> Int64s:
         """Ids of all rows in the order of delivery (batch by batch over the streams), int64; no padding."""

@@ -274,14 +274,23 @@ class Reader:
         self._epoch, self._delivered = position
 
     def for_part(
-        self, *, rank: int = 0, world_size: int = 1, worker: int = 0, num_workers: int = 1, threads: int | None = None
+        self,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        worker: int = 0,
+        num_workers: int = 1,
+        streams: int | None = None,
+        threads: int | None = None,
     ) -> "Reader":
-        """Return a reader of the same data and options for another part of the job, at the same position.
+        """Return a reader of the same data and options for another part of the job, at the start of epoch 0.
 
         Parameters
         ----------
         rank, world_size, worker, num_workers
             Its place, as for :class:`Reader`.
+        streams
+            Logical readers, where this reader leaves that open.
         threads
             Threads that it reads with; None for as many as this one's.
 
@@ -289,8 +298,6 @@ class Reader:
         ------
         OptionError, BudgetError
             The place is out of its bounds, or does not fit `streams`.
-        StateMismatchError
-            This many parts do not divide the batches delivered.
         """
         other = copy.copy(self)
         other._part = Part(rank, world_size, worker, num_workers)
@@ -298,12 +305,14 @@ class Reader:
         other._stats = Stats()
         other._pass = None
         other._epoch, other._delivered, other._resume = 0, 0, False
-        other._set_streams(self._streams_asked or other._part.num_parts)
-        if self._resume:
-            other.load_state_dict(self.state_dict())
-        else:
-            other.set_epoch(self._epoch)
+        other._streams_asked = self._streams_asked or streams
+        other._set_streams(other._streams_asked or other._part.num_parts)
         return other
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of the whole job."""
+        return self._part.num_parts
 
     @property
     def epoch(self) -> int:

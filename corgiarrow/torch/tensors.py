@@ -1,0 +1,32 @@
+"""Arrays as tensors that share their memory."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from corgiarrow.arrays.values import Array
+
+
+class TorchOut:
+    """NumPy's arrays as tensors without a copy.
+
+    Points and spans of time become int64 counts of their unit; objects (text, bytes, decimals, images of differing
+    sizes) become lists.
+    """
+
+    def whole(self, array: Array) -> Any:
+        """Return a tensor, or a list of objects."""
+        if array.dtype.kind == "O":
+            return [torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in array]
+        return torch.from_numpy(array.view(np.int64) if array.dtype.kind in "mM" else array)
+
+    def split(self, array: Array, size: int) -> Sequence[Any]:
+        """Cut an array into tensors of `size` rows: one call for all of them."""
+        return torch.split(self.whole(array), size)
+
+
+def pinned(value: Any) -> Any:
+    """Return a tensor in pinned memory; anything else as it is."""
+    return value.pin_memory() if isinstance(value, torch.Tensor) else value
