@@ -158,6 +158,20 @@ class ParquetSource:
         """Id of the first row of each row group, int64 [row groups]: its place in the dataset, filtered or not."""
         return np.cumsum(self.index.group_rows) - self.index.group_rows
 
+    def groups_of(self, block: int) -> Int64s:
+        """Row groups of a block that are read, int64 [row groups]: those between them have no rows that are kept."""
+        first, stop = int(self.first_group[block]), int(self.stop_group[block])
+        return first + np.flatnonzero(self.kept_rows[first:stop])
+
+    def row_ids(self, groups: Int64s, numbers: Int64s) -> Int64s:
+        """Ids of rows, by their numbers in some row groups read one after the other, int64 [rows]."""
+        rows = self.index.group_rows[groups]
+        ends = np.cumsum(rows)
+        shifts: Int64s = self.first_ids[groups] - (ends - rows)
+        no_gap = (shifts == shifts[0]).all()
+        found: Int64s = numbers + (shifts[0] if no_gap else shifts[np.searchsorted(ends, numbers, side="right")])
+        return found
+
     @cached_property
     def _paths(self) -> pa.StringArray:
         return pa.array([f.path for f in self.index.files], pa.string())
@@ -408,10 +422,10 @@ class ParquetSession:
 
     def _read_groups(self, block: int, start: int, stop: int) -> list[pa.ChunkedArray]:
         source = self._source
-        groups = np.arange(source.first_group[block], source.stop_group[block])
+        groups = source.groups_of(block)
         rows = source.kept_rows[groups]
         ends = np.cumsum(rows)
-        wanted = (ends > start) & (ends - rows < stop) & (rows > 0)
+        wanted = (ends > start) & (ends - rows < stop)
         skipped = int((ends - rows)[wanted][0])
         groups = groups[wanted]
         columns = self._decode(groups, max(int(source.raw_bytes[block]), 1))
@@ -421,7 +435,7 @@ class ParquetSession:
         return columns
 
     def _decode(self, groups: Int64s, raw_bytes: int) -> list[pa.ChunkedArray]:
-        """Read row groups that neighbour in one file: the source's columns, and each row's id."""
+        """Read row groups of one file: the source's columns of the rows that are kept, and each row's id."""
         source, index, decoder = self._source, self._index, self._source.decoder
         file = int(index.group_file[groups[0]])
         numbers = [int(g) for g in index.group_number[groups]]
@@ -451,9 +465,8 @@ class ParquetSession:
                 found.update(zip(part, rows_of(read(part), kept), strict=True))
         columns = [found[c] for c in range(names)]
         if self._row_ids:
-            # Row groups that neighbour are numbered without a gap.
-            ids = np.arange(index.group_rows[groups].sum()) if kept is None else kept
-            columns.append(pa.chunked_array([pa.array(ids + source.first_ids[groups[0]])]))
+            every = np.arange(index.group_rows[groups].sum())
+            columns.append(pa.chunked_array([pa.array(source.row_ids(groups, every if kept is None else kept))]))
         return columns
 
     def _check(self, file: int) -> None:
