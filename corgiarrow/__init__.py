@@ -21,6 +21,7 @@ from corgiarrow.index import BlockIndex
 from corgiarrow.plan import EpochPlan
 from corgiarrow.reader import Reader
 from corgiarrow.sources import BlockSource
+from corgiarrow.split import Split
 from corgiarrow.strategies import BlockOnly, CorgiPile, EpochShuffle, NoShuffle, ShuffleOnce, Strategy
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "SchemaMismatchError",
     "ShuffleOnce",
     "SourceChangedError",
+    "Split",
     "StateMismatchError",
     "StorageError",
     "Strategy",

@@ -399,7 +399,7 @@ def test_counts_are_kept_and_saved(sorted_file: Path, tmp_path: Path) -> None:
     index = ca.BlockIndex.build(copy)
     assert index.kept_rows == {}
     reader = ca.Reader(index, columns=["n"], filter=filtered)
-    assert {k: v.sum() for k, v in index.kept_rows.items()} == {reader.source.row_filter.key: 10_000 - 4250}
+    assert {k: v.sum() for k, v in index.kept_rows.items()} == {reader.source.selection.key: 10_000 - 4250}
     index.save(tmp_path / "index")
     loaded = ca.BlockIndex.load(tmp_path / "index")
     copy.unlink()

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PUBLIC = """
 AccessDeniedError BlockIndex BlockOnly BlockSource BudgetError ColumnNotFoundError CorgiArrowError CorgiPile EpochPlan
 EpochShuffle IndexFormatError MissingExtraError NoFilesError NoShuffle NotParquetError OptionError ReadError Reader
-SchemaMismatchError ShuffleOnce SourceChangedError StateMismatchError StorageError Strategy example_path
+SchemaMismatchError ShuffleOnce SourceChangedError Split StateMismatchError StorageError Strategy example_path
 """  # One word a name; the test below compares.
 
 
