@@ -14,6 +14,9 @@ from corgiarrow.randomness import mix
 HASH_VERSION = 1
 """Changes whenever the same row or row group would come to lie on the other side."""
 
+_AT_ONCE = 2**16
+"""Values that are Python objects at the same time."""
+
 PARTS = ("train", "held_out")
 
 Bools = npt.NDArray[np.bool_]
@@ -146,7 +149,7 @@ def hash_values(values: pa.Array) -> UInt64s:
         if pa.types.is_decimal(kind):
             values = values.cast(pa.decimal256(76, kind.scale))
         encoded = values.dictionary_encode()
-        return _picked(_hash_bytes(_as_bytes(encoded.dictionary)), encoded.indices)
+        return _picked(_hash_distinct(encoded.dictionary), encoded.indices)
     hashes = mix(_as_numbers(values).fill_null(0).to_numpy().view(np.uint64))
     if values.null_count:
         hashes[values.is_null().to_numpy(zero_copy_only=False)] = _NULL
@@ -181,6 +184,11 @@ def _as_bytes(distinct: pa.Array) -> list[bytes]:
     width = distinct.type.byte_width
     data = memoryview(distinct.buffers()[1] or b"")[distinct.offset * width :]
     return [bytes(data[n * width : (n + 1) * width]) for n in range(len(distinct))]
+
+
+def _hash_distinct(values: pa.Array) -> UInt64s:
+    parts = (values[first : first + _AT_ONCE] for first in range(0, len(values), _AT_ONCE))
+    return np.concatenate([np.empty(0, dtype=np.uint64), *(_hash_bytes(_as_bytes(part)) for part in parts)])
 
 
 def _hash_bytes(values: Sequence[bytes]) -> UInt64s:

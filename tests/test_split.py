@@ -138,6 +138,11 @@ def test_decimals_of_one_scale_agree_whatever_their_width() -> None:
     assert len(set(hashes.pop())) == 4
 
 
+def test_many_distinct_values_are_hashed_alike() -> None:
+    texts = [f"user {i % 66_000}" for i in range(70_000)]
+    assert hash_values(pa.array(texts)).tolist() == [expected_hash(text) for text in texts]
+
+
 def test_hashes_spread_evenly() -> None:
     """10,000 ids, counted or as text: about a tenth is held out (four standard deviations are 0.012)."""
     ids = range(10_000)
@@ -452,6 +457,36 @@ def test_rows_that_cannot_be_counted_are_left_out_and_listed(tmp_path: Path) -> 
     reader = ca.Reader(folder, on_error="skip", **options)
     assert reader.num_rows == 2
     assert len(reader.stats.skipped) == 1
+
+
+@pytest.fixture(scope="module")
+def giant(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One row group of 15 MB, most of it text that nobody asks for."""
+    folder = tmp_path_factory.mktemp("giant")
+    ids = range(300_000)
+    table = pa.table({"id": ids, "user": [f"user number {i:020}" for i in ids], "x": pa.array(ids).cast(pa.float64())})
+    return write_files(folder, table, row_group_size=300_000, use_dictionary=False)
+
+
+@pytest.mark.parametrize("columns", [["id", "x"], None])
+@pytest.mark.parametrize("held_out", [0.003, 0.1, 0.7])
+@pytest.mark.parametrize("filtered", [None, pc.field("x") >= 0])
+def test_few_rows_of_a_giant_row_group_are_read_within_the_budget(
+    giant: Path, held_out: float, columns: list[str] | None, filtered: pc.Expression | None
+) -> None:
+    """All of its rows are decoded, though never at once."""
+    split = ca.Split(part="held_out", held_out=held_out, by="user")
+    options = {"columns": columns, "filter": filtered, "split": split, "threads": 1, "batch_size": 64}
+    reader = ca.Reader(giant, memory="10 MiB", **options)
+    pool, before = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        rows = sum(batch.num_rows for batch in reader)
+    finally:
+        pa.set_memory_pool(before)
+    assert rows == reader.num_rows
+    assert reader.stats.peak_bytes <= reader.memory_bytes
+    assert 0 < pool.max_memory() <= reader.memory_bytes
 
 
 # With a filter ----------------------------------------------------------------------------------------------------

@@ -341,7 +341,9 @@ class ParquetSession:
         """Estimate what decoding holds beside its result, and the fetched bytes of a remote file."""
         if self._pieces is not None and self._pieces[block] > 1:
             # What a cursor holds is reserved; a piece is decoded at once.
-            raw = int(self._source.raw_bytes[block] / self._pieces[block])
+            groups = self._source.groups_of(block)
+            part = self._rows_at_once(block) / int(self._index.group_rows[groups].sum())
+            raw = int(self._source.raw_bytes[block] * part)
             return int(max(raw, nbytes) * (1 + self._source.mean_factor))
         raw = max(int(self._source.raw_bytes[block]), nbytes)
         decoding = int(self._source.decoding_bytes(np.array(raw)))
@@ -409,15 +411,26 @@ class ParquetSession:
         source = self._source
         groups = source.groups_of(block)
         file, row_groups = int(self._index.group_file[groups[0]]), self._index.group_number[groups].tolist()
-        assert self._pieces is not None
-        batch_rows = -(-int(self._index.group_rows[groups].sum()) // int(self._pieces[block]))
 
         def opened(columns: Sequence[int]) -> AbstractContextManager[Any]:
             return self._opened_for_pieces(file, row_groups, columns)
 
         kept = source.kept if source.selection.by_rows else None
         where = RowGroups(file, row_groups, self._index.footer(file), opened)
+        batch_rows = self._rows_at_once(block)
         return Cursor(source.decoder, where, kept, batch_rows, self._compact, self._executor, self._parts)
+
+    def _rows_at_once(self, block: int) -> int:
+        """Rows that a block's cursor decodes at a time: those of a piece, or so many that they take as much memory.
+
+        Of a sparse selection a piece's rows lie far apart, and with all between them they would not fit.
+        """
+        assert self._pieces is not None
+        source, pieces = self._source, int(self._pieces[block])
+        rows = int(self._index.group_rows[source.groups_of(block)].sum())
+        piece_bytes = max(int(source.block_bytes[block]) // pieces, _GROUP_BYTES[0])
+        fitting = rows * piece_bytes // max(int(source.raw_bytes[block]), 1)
+        return max(min(fitting, -(-rows // pieces)), 1)
 
     def _read_groups(self, block: int, start: int, stop: int) -> list[pa.ChunkedArray]:
         source = self._source
