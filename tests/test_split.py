@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -128,6 +129,13 @@ def test_golden_hashes() -> None:
     paths = ["a.parquet", "year=2024/b.parquet"]
     held = split.groups(paths, (group >= 10).astype(np.int64), group % 10, rows)
     assert np.flatnonzero(held).tolist() == [0, 3, 5, 6, 15, 18]
+
+
+def test_any_not_a_number_is_one_value() -> None:
+    bits = np.array([0x7FF8 << 48, 0xFFF8 << 48, (0x7FF0 << 48) + 1], dtype=np.uint64)
+    narrow = np.array([0x7FC0 << 16, 0xFFC0 << 16, (0x7F80 << 16) + 1], dtype=np.uint32)
+    for values in (bits.view(np.float64), narrow.view(np.float32)):
+        assert hash_values(pa.array(values)).tolist() == [expected_hash(NAN)] * 3
 
 
 def test_decimals_of_one_scale_agree_whatever_their_width() -> None:
@@ -304,6 +312,24 @@ def test_resume_everywhere(
         again = ca.Reader(index, **options)
         again.load_state_dict(state)
         assert [b.to_pylist() for b in again] == whole[step:]
+
+
+@pytest.mark.usefixtures("small_pages")
+@pytest.mark.parametrize("split", [SPLITS[0], SPLITS[1], SPLITS[4]], ids=str)
+@pytest.mark.parametrize("memory", [None, "3 kB"])
+def test_remote_files_give_the_same_rows(
+    ragged: Path, monkeypatch: pytest.MonkeyPatch, split: ca.Split, memory: str | None
+) -> None:
+    monkeypatch.setattr("corgiarrow.index.MIN_BLOCKS", 1)
+    options = {"split": split, "memory": memory, "batch_size": 5, "provenance": True}
+    remote = fsspec.filesystem("memory")
+    remote.put(f"{ragged}/", "split/", recursive=True)
+    try:
+        found = [list(ca.Reader(data, **options)) for data in (ragged, "memory://split")]
+    finally:
+        remote.rm("split", recursive=True)
+    assert found[0] == found[1]
+    assert sum(b.num_rows for b in found[0]) == ca.Reader(ragged, split=split).num_rows
 
 
 def test_a_state_of_another_part_is_refused(ragged: Path) -> None:
@@ -511,11 +537,12 @@ def test_with_a_filter_the_rows_are_those_of_both(
 ) -> None:
     if merged:
         monkeypatch.setattr("corgiarrow.index.MIN_BLOCKS", 1)
+    index = ca.BlockIndex.build(ragged)
     for part in ("train", "held_out"):
         split = ca.Split(part=part, held_out=0.4, by=by)
         expected = read_all(ragged, split=split).filter(filtered)
         for columns in (["id"], ["label", "x", "id"]):
-            reader = a_reader(ragged, memory, split=split, filter=filtered, columns=columns, provenance=True)
+            reader = a_reader(index, memory, split=split, filter=filtered, columns=columns, provenance=True)
             found = pa.Table.from_batches(list(reader), schema=reader.schema)
             assert reader.num_rows == len(expected)
             assert rows_of(found.select(columns)) == rows_of(expected.select(columns))
