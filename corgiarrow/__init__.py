@@ -23,6 +23,7 @@ from corgiarrow.loader import Loader
 from corgiarrow.plan import EpochPlan
 from corgiarrow.reader import Reader
 from corgiarrow.sources import BlockSource
+from corgiarrow.split import Split
 from corgiarrow.strategies import BlockOnly, CorgiPile, EpochShuffle, NoShuffle, ShuffleOnce, Strategy
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "SchemaMismatchError",
     "ShuffleOnce",
     "SourceChangedError",
+    "Split",
     "StateMismatchError",
     "StorageError",
     "Strategy",

@@ -221,7 +221,8 @@ def _in_pieces(sizes: Sizes, factor: float, strategy: Strategy, room: int, fits:
     piece_bytes = (room - reserved) / _PIECES * row_bytes / (row_bytes * factor + each)
     pieces = np.ones(len(sizes.nbytes), dtype=np.int64)
     piece_rows = np.maximum(piece_bytes / row_bytes, 1).astype(np.int64)
-    pieces[large] = -(-sizes.rows[large] // piece_rows)
+    # What is left of a large block may be small where most rows are left out, but it cannot be decoded whole.
+    pieces[large] = np.maximum(-(-sizes.rows[large] // piece_rows), 2)
     # As many as there are when all but the last have as many rows as the first.
     pieces = -(-sizes.rows // -(-sizes.rows // pieces))
     nbytes, rows = (np.repeat(-(-sizes_of // pieces), pieces) for sizes_of in (sizes.nbytes, sizes.rows))

@@ -201,16 +201,18 @@ class _Tally:
 
     @cached_property
     def kept(self) -> Int64s | None:
-        """Places in the dataset of the rows that a filter keeps, as pyarrow alone finds them; None for all."""
+        """Places in the dataset of the rows that are selected, as pyarrow alone finds them; None for all."""
         assert isinstance(self.source, ParquetSource)
-        row_filter = self.source.row_filter
-        if row_filter is None:
+        selection = self.source.selection
+        if not selection.key:
             return None
-        decoder = Decoder(self.index, row_filter.columns)
+        decoder = Decoder(self.index, selection.columns)
         found = [np.empty(0, dtype=np.int64)]
-        for group in np.flatnonzero(self.index.group_rows):
-            columns = read_fitted(decoder, int(group))
-            found.append(row_filter.kept(columns) + self._group_first[group])
+        for group in np.flatnonzero(selection.groups & (self.index.group_rows > 0)):
+            rows = np.arange(self.index.group_rows[group])
+            if selection.by_rows:
+                rows = selection.kept(read_fitted(decoder, int(group)))
+            found.append(rows + self._group_first[group])
         return np.concatenate(found)
 
     @cached_property
@@ -233,7 +235,7 @@ class _Tally:
         if self.kept is not None:
             found = np.searchsorted(self.kept, ids)
             if not np.array_equal(self.kept[np.minimum(found, len(self.kept) - 1)], ids):
-                self.plan_order = self.values_match = False  # A row that the filter leaves out.
+                self.plan_order = self.values_match = False  # A row that is not selected.
                 return
             ids = found
         if place < self.plan.num_batches:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from corgiarrow.errors import ColumnNotFoundError, MissingExtraError, OptionError
 from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex
+from corgiarrow.randomness import mix
 from corgiarrow.reader import PROVENANCE, Reader
 from corgiarrow.schemas import fixed_bytes
 
@@ -337,16 +338,8 @@ def _held_out(batch: pa.RecordBatch, share: float) -> npt.NDArray[np.bool_]:
     file_name, group, row = (batch.column(name) for name in PROVENANCE)
     files = file_name.dictionary_encode()
     codes = np.array([zlib.crc32(path.encode()) for path in files.dictionary.to_pylist()], dtype=np.uint64)
-    bits = _mix(codes[files.indices.to_numpy()])
+    bits = mix(codes[files.indices.to_numpy()])
     for part in (group, row):
-        bits = _mix(bits + part.to_numpy().astype(np.uint64))
+        bits = mix(bits + part.to_numpy().astype(np.uint64))
     chosen: npt.NDArray[np.bool_] = bits < np.uint64(share * 2**64)
     return chosen
-
-
-def _mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Scramble 64 bits (the finaliser of SplitMix64)."""
-    bits = bits + np.uint64(0x9E3779B97F4A7C15)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))

@@ -16,6 +16,7 @@ from corgiarrow.arrays.values import Out
 from corgiarrow.errors import OptionError
 from corgiarrow.reader import Data, Reader
 from corgiarrow.schemas import SchemaRequest
+from corgiarrow.split import Split
 from corgiarrow.storage import StorageOptions
 from corgiarrow.strategies import Strategy
 
@@ -34,6 +35,7 @@ class ReaderOptions(TypedDict, total=False):
     block_bytes: int | str
     schema: SchemaRequest | None
     filter: pc.Expression | None
+    split: Split | None
     on_error: str
     seed: int
     streams: int | None

@@ -66,3 +66,11 @@ def permutation(length: int, bits: Bits) -> npt.NDArray[np.uint64]:
     keys.sort()
     keys &= mask
     return keys
+
+
+def mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Scramble 64 bits, each number into another: the finaliser of SplitMix64, uint64 of the same shape."""
+    bits = bits + np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))

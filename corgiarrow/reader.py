@@ -24,6 +24,8 @@ from corgiarrow.randomness import ORDER_VERSION, check_seed
 from corgiarrow.schemas import SchemaRequest
 from corgiarrow.sources import BlockSource
 from corgiarrow.sources.parquet import ParquetSource
+from corgiarrow.sources.selection import whole_files_filter
+from corgiarrow.split import Split
 from corgiarrow.storage import StorageOptions
 from corgiarrow.strategies import Strategy, as_strategy
 
@@ -41,7 +43,8 @@ _WINDOW_PART = 0.1
 _OTHER = "make the reader with what the state has, or begin anew"
 _MISMATCHES = {
     "order_version": "another version of corgiarrow made it, with another order",
-    "data": "the fingerprints of files, row groups and schema differ, so it belongs to other data",
+    "data": "the fingerprints of files, row groups, schema, filter= and split= differ, so it belongs to other data or "
+    "another part of it",
     "blocks": "row groups are merged into other blocks, as with another block_bytes or other columns",
     "columns": "the names of the columns read, or their order, differ",
     "pieces": "another budget or number of streams reads large row groups in other pieces; give the same memory",
@@ -106,6 +109,9 @@ class Reader:
     filter
         Which rows to read, a pyarrow expression such as ``pc.field("year") == 2024``. Rows for which it is null are
         dropped. Rows are counted first, in the columns that the filter names.
+    split
+        The part of the data to read, a :class:`Split`: the rows to train on, or those that are held out to score.
+        Together with `filter` both apply.
     on_error
         ``"raise"``, or ``"skip"``: in the place of rows that cannot be read come repeats from the same buffer, counted
         and listed in :attr:`stats`; files whose footer cannot be read are left out.
@@ -153,6 +159,7 @@ class Reader:
         block_bytes: int | str = DEFAULT_BLOCK_BYTES,
         schema: SchemaRequest | None = None,
         filter: pc.Expression | None = None,
+        split: Split | None = None,
         on_error: str = "raise",
         seed: int = 0,
         rank: int = 0,
@@ -180,7 +187,7 @@ class Reader:
         self._progress = progress
         self._skip_errors = check_on_error(on_error) == "skip"
         given = {"schema": schema, "storage_options": storage_options, "filesystem": filesystem}
-        self._source = _open_source(data, columns, block_bytes, filter, on_error, self._threads, given)
+        self._source = _open_source(data, columns, block_bytes, filter, split, on_error, self._threads, given)
         if provenance and (taken := set(PROVENANCE) & set(self._source.schema.names)):
             raise OptionError(f"provenance=True adds columns {PROVENANCE}, but the data has {sorted(taken)} already")
         self._streams_asked = streams
@@ -556,6 +563,7 @@ def _open_source(
     columns: Sequence[str] | None,
     block_bytes: int | str,
     filter: pc.Expression | None,
+    split: Split | None,
     on_error: str,
     threads: int,
     given: Mapping[str, Any],
@@ -563,15 +571,15 @@ def _open_source(
     if isinstance(columns, str):
         raise OptionError(f"columns={columns!r} must be a list of names: give columns=[{columns!r}]")
     if isinstance(data, BlockSource):
-        for name, value in (("columns", columns), ("filter", filter), ("schema", given["schema"])):
+        for name, value in (("columns", columns), ("filter", filter), ("split", split), ("schema", given["schema"])):
             if value is not None:
                 raise OptionError(f"{name}= goes with Parquet: choose it when you make the block source")
         return data
     if not isinstance(data, BlockIndex):
-        data = BlockIndex.build(data, filter=filter, on_error=on_error, **given)
+        data = BlockIndex.build(data, filter=whole_files_filter(filter, split), on_error=on_error, **given)
     elif given["schema"] is not None:
         raise OptionError("schema= goes with a path: give it to BlockIndex.build, which unifies the files' types")
-    return ParquetSource(data, columns, block_bytes, filter=filter, on_error=on_error, threads=threads)
+    return ParquetSource(data, columns, block_bytes, filter=filter, split=split, on_error=on_error, threads=threads)
 
 
 class _progress_bar:  # noqa: N801 - reads as a word in `with _progress_bar(…) as advance:`

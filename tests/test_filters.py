@@ -206,6 +206,24 @@ def test_provenance_names_each_kept_row(mixed: Path, memory: str | None, columns
         assert {"id": row["id"], "s": row["s"]} == {"id": stored["id"], "s": stored["s"]}
 
 
+@pytest.mark.usefixtures("small_pages")
+@pytest.mark.parametrize("memory", [None, "4 kB"])
+def test_provenance_where_a_block_lacks_row_groups_in_its_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str | None
+) -> None:
+    monkeypatch.setattr("corgiarrow.index.MIN_BLOCKS", 1)
+    table = pa.table({"id": range(1000), "x": np.random.default_rng(0).permutation(1000)})
+    folder = write_files(tmp_path, table, row_group_size=50)
+    filtered = (pc.field("id") < 70) | (pc.field("id") > 310) & (pc.field("x") > 500) | (pc.field("id") == 170)
+    reader = ca.Reader(folder, filter=filtered, provenance=True, memory=memory, batch_size=5)
+    assert len(reader.plan().block_rows) == 1
+    assert (reader.plan().pieces is None) == (memory is None)
+    found = pa.Table.from_batches(list(reader))
+    assert sorted(found["id"].to_pylist()) == table.filter(filtered)["id"].to_pylist()
+    for row in found.to_pylist():
+        assert row["id"] == 50 * row["_row_group"] + row["_row"]
+
+
 def test_a_filter_that_keeps_nothing(mixed: Path) -> None:
     for filtered in (pc.field("i") > 1000, pc.field("k") == 77, pc.scalar(False), pc.field("s") == "absent"):
         for name in ONCE_EACH:
@@ -381,7 +399,7 @@ def test_counts_are_kept_and_saved(sorted_file: Path, tmp_path: Path) -> None:
     index = ca.BlockIndex.build(copy)
     assert index.kept_rows == {}
     reader = ca.Reader(index, columns=["n"], filter=filtered)
-    assert {k: v.sum() for k, v in index.kept_rows.items()} == {reader.source.row_filter.key: 10_000 - 4250}
+    assert {k: v.sum() for k, v in index.kept_rows.items()} == {reader.source.selection.key: 10_000 - 4250}
     index.save(tmp_path / "index")
     loaded = ca.BlockIndex.load(tmp_path / "index")
     copy.unlink()

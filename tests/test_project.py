@@ -1,5 +1,6 @@
 """What holds for the project as a whole: style, types, layers, public names, a light import."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -7,14 +8,15 @@ from pathlib import Path
 import pytest
 
 import corgiarrow as ca
+from corgiarrow.loader import ReaderOptions
 
 ROOT = Path(__file__).parent.parent
 
 PUBLIC = """
 AccessDeniedError BlockIndex BlockOnly BlockSource BudgetError ColumnNotFoundError ConversionError CorgiArrowError
 CorgiPile EpochPlan EpochShuffle IndexFormatError Loader MissingExtraError NoFilesError NoShuffle NotParquetError
-OptionError ReadError Reader SchemaMismatchError ShuffleOnce SourceChangedError StateMismatchError StorageError Strategy
-example_path
+OptionError ReadError Reader SchemaMismatchError ShuffleOnce SourceChangedError Split StateMismatchError StorageError
+Strategy example_path
 """  # One word a name; the test below compares.
 
 
@@ -35,6 +37,13 @@ def test_checks(name: str) -> None:
 def test_public_names() -> None:
     assert sorted(ca.__all__) == PUBLIC.split()
     assert all(getattr(ca, name).__doc__ for name in ca.__all__)
+
+
+def test_adapters_hand_on_every_keyword_of_the_reader() -> None:
+    settled = {"self", "data", "batch_size", "rank", "world_size", "worker", "num_workers", "threads"}
+    known = inspect.get_annotations(ReaderOptions)
+    signature = inspect.signature(ca.Reader.__init__).parameters
+    assert {n: p.annotation for n, p in signature.items() if n not in settled} == known
 
 
 def test_every_error_is_ours() -> None:

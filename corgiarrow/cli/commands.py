@@ -11,7 +11,7 @@ from corgiarrow import check as check_module
 from corgiarrow import demo as demo_module
 from corgiarrow import inspection
 from corgiarrow.cli import options as opt
-from corgiarrow.cli.options import open_index, reader_options
+from corgiarrow.cli.options import open_index, reader_options, selecting
 from corgiarrow.cli.output import (
     Commands,
     json_value,
@@ -142,10 +142,14 @@ def inspect(
 
 @app.command()
 def head(
+    ctx: typer.Context,
     src: opt.Src,
     rows: Annotated[int, typer.Option(help="Rows to show.")] = 10,
     columns: opt.Columns = None,
     where: opt.Where = None,
+    split: opt.SplitPart = None,
+    held_out: opt.HeldOut = None,
+    held_out_by: opt.HeldOutBy = None,
     on_error: opt.OnError = "raise",
     storage_options: opt.StorageOptions = None,
     json: opt.Json = False,
@@ -153,14 +157,15 @@ def head(
     """Show the first rows, in file order."""
     if rows < 1:
         raise OptionError(f"rows={rows} must be at least 1")
+    given = reader_options(ctx.params)
     # Small batches and one block ahead: a few rows cost few reads.
     with Reader(
-        open_index(src, storage_options, where, on_error),
+        open_index(src, storage_options, on_error, **selecting(given)),
         shuffle="none",
         batch_size=rows,
         buffer_blocks=1,
         threads=1,
-        **reader_options({"columns": columns, "where": where, "on_error": on_error}),
+        **given,
     ) as reader:
         batch = next(iter(reader), reader.schema.empty_table())
     found = batch.to_pylist()
@@ -198,12 +203,16 @@ def plan(
     streams: opt.Streams = None,
     columns: opt.Columns = None,
     where: opt.Where = None,
+    split: opt.SplitPart = None,
+    held_out: opt.HeldOut = None,
+    held_out_by: opt.HeldOutBy = None,
     on_error: opt.OnError = "raise",
     storage_options: opt.StorageOptions = None,
     json: opt.Json = False,
 ) -> None:
     """Show what an epoch would read and hold, from footers alone."""
-    reader = Reader(open_index(src, storage_options, where, on_error), **reader_options(ctx.params))
+    given = reader_options(ctx.params)
+    reader = Reader(open_index(src, storage_options, on_error, **selecting(given)), **given)
     order = reader.plan()
     steps = sum(len(order.stream(s).step_rows) for s in range(order.streams)) if order.num_rows else 0
     found = {
@@ -264,13 +273,17 @@ def check(
     threads: opt.Threads = None,
     columns: opt.Columns = None,
     where: opt.Where = None,
+    split: opt.SplitPart = None,
+    held_out: opt.HeldOut = None,
+    held_out_by: opt.HeldOutBy = None,
     on_error: opt.OnError = "raise",
     storage_options: opt.StorageOptions = None,
     json: opt.Json = False,
 ) -> None:
     """Read an epoch as a whole job would, and prove that every promise holds; exit 1 when one does not."""
-    index = open_index(src, storage_options, where, on_error)
-    found = check_module.check(index, resumes=resumes, say=say, **reader_options(ctx.params))
+    given = reader_options(ctx.params)
+    index = open_index(src, storage_options, on_error, **selecting(given))
+    found = check_module.check(index, resumes=resumes, say=say, **given)
     if json:
         print_json(asdict(found) | {"holds": found.holds})
     else:

@@ -4,11 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
+import pyarrow.compute as pc
 import typer
 
 from corgiarrow.cli.where import parse_where
 from corgiarrow.errors import OptionError
 from corgiarrow.index import BlockIndex
+from corgiarrow.sources.selection import whole_files_filter
+from corgiarrow.split import Split
 from corgiarrow.strategies import BY_NAME
 
 STRATEGY_NAMES = ", ".join(BY_NAME)
@@ -41,6 +44,14 @@ Where = Annotated[
     str | None,
     typer.Option(metavar="COND", help="Rows to read, such as \"carrier == 'AA' and distance > 1000\"."),
 ]
+SplitPart = Annotated[
+    str | None, typer.Option("--split", metavar="train|held_out", help="Part of the data to read; by default all.")
+]
+HeldOut = Annotated[float | None, typer.Option(help="With --split: how much is held out, in (0, 1); 0.1.")]
+HeldOutBy = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="With --split: hold out rows by a column's values, not whole row groups."),
+]
 OnError = Annotated[
     str, typer.Option(metavar="raise|skip", help="What to do about data that cannot be read; skip repeats other rows.")
 ]
@@ -63,10 +74,36 @@ def reader_options(given: Mapping[str, Any]) -> dict[str, Any]:
         options["columns"] = names(options["columns"])
     if given.get("where"):
         options["filter"] = parse_where(given["where"])
+    if (split := split_option(given)) is not None:
+        options["split"] = split
     for name in ("memory", "block_bytes"):
         if name in options and options[name].isdecimal():
             options[name] = int(options[name])
     return options
+
+
+def selecting(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick those of the Reader's options on which depends what is indexed."""
+    return {name: options[name] for name in ("filter", "split") if name in options}
+
+
+def split_option(given: Mapping[str, Any]) -> Split | None:
+    """Make the Split that a command's parameters ask for.
+
+    Raises
+    ------
+    OptionError
+        One of them is out of its bounds, or goes with another that is not given.
+    """
+    part = given.get("split")
+    details = {"held_out": given.get("held_out"), "by": given.get("held_out_by")}
+    chosen = {name: value for name, value in details.items() if value is not None}
+    if part is not None:
+        return Split(part=part, **chosen)
+    if chosen:
+        option = "--held-out" if "held_out" in chosen else "--held-out-by"
+        raise OptionError(f"{option} goes with --split: add --split train or --split held_out")
+    return None
 
 
 def names(text: str) -> list[str]:
@@ -75,9 +112,14 @@ def names(text: str) -> list[str]:
 
 
 def open_index(
-    src: Sequence[str], storage_options: str | None, where: str | None = None, on_error: str = "raise"
+    src: Sequence[str],
+    storage_options: str | None,
+    on_error: str = "raise",
+    *,
+    filter: pc.Expression | None = None,
+    split: Split | None = None,
 ) -> BlockIndex:
-    """Read the footers of `src`.
+    """Read the footers of `src`, for readers with this filter and split.
 
     Raises
     ------
@@ -95,5 +137,5 @@ def open_index(
         ) from None
     if not isinstance(options, dict):
         raise OptionError("""--storage-options must be a JSON object such as '{"anon": true}'""")
-    chosen = parse_where(where) if where else None
+    chosen = whole_files_filter(filter, split)
     return BlockIndex.build(src, filter=chosen, on_error=on_error, storage_options=options)

@@ -106,7 +106,7 @@ class Cursor:
         self._files.close()
 
     def take(self, rows: int) -> list[pa.ChunkedArray]:
-        """Return the next `rows` kept rows of every column, and their numbers in the block as a last column."""
+        """Return the next `rows` kept rows of every column, and their numbers in the row groups as a last column."""
         self.position += rows
         if self._kept is None:
             return self._next(rows)

@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from corgiarrow.errors import CorgiArrowError, OptionError, ReadError, tells_of_broken_data
+from corgiarrow.errors import CorgiArrowError, ReadError, tells_of_broken_data
 from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex, Int64s, open_parquet
 from corgiarrow.sources.cursors import Cursor, RowGroups
 from corgiarrow.sources.decode import Decoder, rows_of
-from corgiarrow.sources.filters import RowFilter
 from corgiarrow.sources.ranges import Fetch, FetchedRanges, MovingWindows, Ranges, coalesce
+from corgiarrow.sources.selection import Selection
+from corgiarrow.split import Split
 from corgiarrow.storage import redact
 from corgiarrow.units import parse_bytes
 
@@ -64,8 +65,10 @@ class ParquetSource:
         Bytes on disk towards which small row groups of one file are merged.
     filter
         Which rows to read; the columns that it needs are counted once, and the index keeps the counts.
+    split
+        The part of the data to read; rows are counted as for `filter` when it goes by a column.
     on_error
-        ``"skip"`` leaves out row groups whose rows cannot be counted for the filter, and lists them in `uncounted`.
+        ``"skip"`` leaves out row groups whose rows cannot be counted, and lists them in `uncounted`.
     threads
         Threads to count with.
     """
@@ -77,26 +80,23 @@ class ParquetSource:
         block_bytes: int | str = DEFAULT_BLOCK_BYTES,
         *,
         filter: pc.Expression | None = None,
+        split: Split | None = None,
         on_error: str = "raise",
         threads: int = 4,
     ):
         self.index = index
         self.columns = index.columns(columns)
         self.schema = pa.schema([c.field for c in self.columns])
-        self.row_filter = None if filter is None else RowFilter(index, filter)
-        if index.path_filter and (self.row_filter is None or self.row_filter.key != index.path_filter):
-            raise OptionError(
-                f"the index was built with a filter and lacks files that it excludes; filter={filter} is another: "
-                "build the index without filter=, or read it with the same"
-            )
-        wanted = {c.path for c in self.columns}
-        filtering = self.row_filter.columns if self.row_filter else []
-        self.decoder = Decoder(index, [*self.columns, *(c for c in filtering if c.path not in wanted)])
+        self.selection = Selection(index, filter, split)
+        wanted, telling = {c.path for c in self.columns}, self.selection.columns
+        self.decoder = Decoder(index, [*self.columns, *(c for c in telling if c.path not in wanted)])
         paths = [c.path for c in self.decoder.columns]
-        self.filter_places = [paths.index(c.path) for c in filtering]
+        self.telling_places = [paths.index(c.path) for c in telling]
+        """Places among the decoder's columns of those that tell which rows are selected."""
         self.uncounted: dict[str, str] = {}
-        """Row groups that a filter left out because they cannot be read, by name, each with the reason."""
-        rows = index.group_rows if self.row_filter is None else self._count_kept(threads, on_error)
+        """Row groups that were left out because their rows cannot be counted, by name, each with the reason."""
+        whole = np.where(self.selection.groups, index.group_rows, 0)
+        rows = self._count_kept(threads, on_error) if self.selection.by_rows else whole
         self.kept_rows: Int64s = rows
         """Rows of each row group that are read, int64 [row groups]."""
         self.first_group, self.stop_group = index.merge(self.columns, parse_bytes("block_bytes", block_bytes), rows)
@@ -104,11 +104,12 @@ class ParquetSource:
         memory = index.memory_bytes(self.columns)
         kept_part = rows / np.maximum(index.group_rows, 1)
         memory_ends = np.concatenate([[0], np.cumsum(np.ceil(memory * kept_part).astype(np.int64))])
-        raw_ends = np.concatenate([[0], np.cumsum(index.memory_bytes(self.decoder.columns))])
+        raw = np.where(rows > 0, index.memory_bytes(self.decoder.columns), 0)
+        raw_ends = np.concatenate([[0], np.cumsum(raw)])
         self.block_rows: Int64s = row_ends[self.stop_group] - row_ends[self.first_group]
         self.block_bytes: Int64s = memory_ends[self.stop_group] - memory_ends[self.first_group]
         self.raw_bytes: Int64s = raw_ends[self.stop_group] - raw_ends[self.first_group]
-        """Bytes of each block before its filter, int64 [blocks]."""
+        """Bytes of what is decoded of each block, selected or not, int64 [blocks]."""
         column_bytes = np.array([int(index.memory_bytes([c]).sum()) for c in self.decoder.columns], dtype=np.float64)
         shares = column_bytes / max(column_bytes.sum(), 1)
         here = shares[: len(self.columns)]
@@ -119,10 +120,9 @@ class ParquetSource:
 
     @property
     def fingerprint(self) -> str:
-        """The index's fingerprint, and the filter with what it keeps."""
-        if self.row_filter is None:
-            return self.index.fingerprint
-        return self.index.fingerprint_with(self.row_filter.key, self.kept_rows)
+        """The index's fingerprint, and filter and split with what they keep."""
+        key = self.selection.key
+        return self.index.fingerprint_with(key, self.kept_rows) if key else self.index.fingerprint
 
     @property
     def decode_bytes(self) -> Int64s:
@@ -155,8 +155,22 @@ class ParquetSource:
 
     @cached_property
     def first_ids(self) -> Int64s:
-        """Id of the first row of each row group, int64 [row groups]: its place in the dataset, filtered or not."""
+        """Id of the first row of each row group, int64 [row groups]: its place in the dataset, selected or not."""
         return np.cumsum(self.index.group_rows) - self.index.group_rows
+
+    def groups_of(self, block: int) -> Int64s:
+        """Row groups of a block that are read, int64 [row groups]: those between them have no selected rows."""
+        first, stop = int(self.first_group[block]), int(self.stop_group[block])
+        return first + np.flatnonzero(self.kept_rows[first:stop])
+
+    def row_ids(self, groups: Int64s, numbers: Int64s) -> Int64s:
+        """Ids of rows, by their numbers in some row groups read one after the other, int64 [rows]."""
+        rows = self.index.group_rows[groups]
+        ends = np.cumsum(rows)
+        shifts: Int64s = self.first_ids[groups] - (ends - rows)
+        no_gap = (shifts == shifts[0]).all()
+        found: Int64s = numbers + (shifts[0] if no_gap else shifts[np.searchsorted(ends, numbers, side="right")])
+        return found
 
     @cached_property
     def _paths(self) -> pa.StringArray:
@@ -186,9 +200,8 @@ class ParquetSource:
         return f"{self.index.storage.shown(file.path)}, {which}"
 
     def kept(self, columns: Sequence[pa.ChunkedArray]) -> Int64s:
-        """Numbers of the rows that the filter keeps, of some rows of the decoder's columns."""
-        assert self.row_filter is not None
-        return self.row_filter.kept([columns[c] for c in self.filter_places])
+        """Numbers of the rows that are selected, of some rows of the decoder's columns."""
+        return self.selection.kept([columns[c] for c in self.telling_places])
 
     def _cursor_bytes(self, block: int) -> float:
         """Pages of every column and their dictionaries, as read and as decoded."""
@@ -196,7 +209,7 @@ class ParquetSource:
         file = int(index.group_file[self.first_group[block]])
         footer = index.footer(file)
         every, lists = self.decoder.leaf_numbers(file), set(self.decoder.leaf_numbers(file, in_lists=True))
-        for group in range(self.first_group[block], self.stop_group[block]):
+        for group in self.groups_of(block):
             found = 0.0
             chunks = footer.row_group(int(index.group_number[group]))
             for leaf in every:
@@ -215,34 +228,31 @@ class ParquetSource:
         return total
 
     def _count_kept(self, threads: int, on_error: str) -> Int64s:
-        """Rows of each row group that the filter keeps, int64 [row groups]: counted once, then kept by the index."""
-        index, row_filter = self.index, self.row_filter
-        assert row_filter is not None
-        if row_filter.key not in index.kept_rows:
+        """Rows of each row group that are selected, int64 [row groups]: counted once, then kept by the index."""
+        index, selection = self.index, self.selection
+        if selection.key not in index.kept_rows:
             counts = np.zeros(len(index.group_rows), dtype=np.int64)
-            decoder = Decoder(index, row_filter.columns)
-            first = np.searchsorted(index.group_file, np.arange(len(index.files)))
+            decoder = Decoder(index, selection.columns)
 
             def count(group: int) -> None:
                 try:
-                    counts[group] = _kept_in_group(index, decoder, row_filter, group)
+                    counts[group] = _kept_in_group(index, decoder, selection, group)
                 except ReadError as error:
                     if on_error == "raise" or not tells_of_broken_data(error):
                         raise
                     self.uncounted[self._describe(group, group)] = str(error)
 
             with ThreadPoolExecutor(threads) as executor:
-
-                def possible(file: int) -> list[int]:
-                    groups = row_filter.possible(index, file, index.footer(file))
-                    return [int(first[file]) + g for g in groups if index.group_rows[first[file] + g]]
-
-                groups = [g for found in executor.map(possible, range(len(index.files))) for g in found]
-                list(executor.map(count, groups))
+                files = range(len(index.files))
+                possible = executor.map(lambda file: selection.possible(index, file), files)
+                list(executor.map(count, [group for found in possible for group in found]))
             if self.uncounted:
                 return counts
-            index.kept_rows[row_filter.key] = counts
-        return index.kept_rows[row_filter.key]
+            index.kept_rows[selection.key] = counts
+            if selection.filter is None:
+                # Whoever trains also scores: what is not in the one part is in the other.
+                index.kept_rows[selection.other_key] = index.group_rows - counts
+        return index.kept_rows[selection.key]
 
 
 class ParquetSession:
@@ -331,7 +341,9 @@ class ParquetSession:
         """Estimate what decoding holds beside its result, and the fetched bytes of a remote file."""
         if self._pieces is not None and self._pieces[block] > 1:
             # What a cursor holds is reserved; a piece is decoded at once.
-            raw = int(self._source.raw_bytes[block] / self._pieces[block])
+            groups = self._source.groups_of(block)
+            part = self._rows_at_once(block) / int(self._index.group_rows[groups].sum())
+            raw = int(self._source.raw_bytes[block] * part)
             return int(max(raw, nbytes) * (1 + self._source.mean_factor))
         raw = max(int(self._source.raw_bytes[block]), nbytes)
         decoding = int(self._source.decoding_bytes(np.array(raw)))
@@ -346,8 +358,8 @@ class ParquetSession:
 
     def _read_piece(self, block: int, start: int, stop: int) -> list[pa.ChunkedArray]:
         source, index = self._source, self._index
-        first_group = int(source.first_group[block])
-        self._check(int(index.group_file[first_group]))
+        groups = source.groups_of(block)
+        self._check(int(index.group_file[groups[0]]))
         if block in self._broken and start >= self._broken[block][0]:
             raise self._broken[block][1]
         cursor = self._taken_cursor(block, start)
@@ -371,7 +383,10 @@ class ParquetSession:
             part = (stop - begin) / int(source.block_rows[block])
             with self._lock:
                 self.fetched_bytes += int(part * cursor.disk_bytes)
-        return [*columns[: len(source.columns)], pc.add(columns[-1], int(source.first_ids[first_group]))]
+        found = columns[: len(source.columns)]
+        if self._row_ids:
+            found.append(pa.chunked_array([pa.array(source.row_ids(groups, columns[-1].to_numpy()))]))
+        return found
 
     def _taken_cursor(self, block: int, start: int) -> Cursor | None:
         """Take the block's cursor, or room for a new one, so that at most `open_blocks` are open."""
@@ -394,24 +409,35 @@ class ParquetSession:
 
     def _new_cursor(self, block: int) -> Cursor:
         source = self._source
-        groups = slice(int(source.first_group[block]), int(source.stop_group[block]))
-        file, row_groups = int(self._index.group_file[groups.start]), self._index.group_number[groups].tolist()
-        assert self._pieces is not None
-        batch_rows = -(-int(self._index.group_rows[groups].sum()) // int(self._pieces[block]))
+        groups = source.groups_of(block)
+        file, row_groups = int(self._index.group_file[groups[0]]), self._index.group_number[groups].tolist()
 
         def opened(columns: Sequence[int]) -> AbstractContextManager[Any]:
             return self._opened_for_pieces(file, row_groups, columns)
 
-        kept = None if source.row_filter is None else source.kept
+        kept = source.kept if source.selection.by_rows else None
         where = RowGroups(file, row_groups, self._index.footer(file), opened)
+        batch_rows = self._rows_at_once(block)
         return Cursor(source.decoder, where, kept, batch_rows, self._compact, self._executor, self._parts)
+
+    def _rows_at_once(self, block: int) -> int:
+        """Rows that a block's cursor decodes at a time: those of a piece, or so many that they take as much memory.
+
+        Of a sparse selection a piece's rows lie far apart, and with all between them they would not fit.
+        """
+        assert self._pieces is not None
+        source, pieces = self._source, int(self._pieces[block])
+        rows = int(self._index.group_rows[source.groups_of(block)].sum())
+        piece_bytes = max(int(source.block_bytes[block]) // pieces, _GROUP_BYTES[0])
+        fitting = rows * piece_bytes // max(int(source.raw_bytes[block]), 1)
+        return max(min(fitting, -(-rows // pieces)), 1)
 
     def _read_groups(self, block: int, start: int, stop: int) -> list[pa.ChunkedArray]:
         source = self._source
-        groups = np.arange(source.first_group[block], source.stop_group[block])
+        groups = source.groups_of(block)
         rows = source.kept_rows[groups]
         ends = np.cumsum(rows)
-        wanted = (ends > start) & (ends - rows < stop) & (rows > 0)
+        wanted = (ends > start) & (ends - rows < stop)
         skipped = int((ends - rows)[wanted][0])
         groups = groups[wanted]
         columns = self._decode(groups, max(int(source.raw_bytes[block]), 1))
@@ -421,7 +447,7 @@ class ParquetSession:
         return columns
 
     def _decode(self, groups: Int64s, raw_bytes: int) -> list[pa.ChunkedArray]:
-        """Read row groups that neighbour in one file: the source's columns, and each row's id."""
+        """Read row groups of one file: the source's columns of the selected rows, and each row's id."""
         source, index, decoder = self._source, self._index, self._source.decoder
         file = int(index.group_file[groups[0]])
         numbers = [int(g) for g in index.group_number[groups]]
@@ -441,19 +467,18 @@ class ParquetSession:
                     raise ReadError("reading was stopped")
                 return decoder.read(reader, file, numbers, columns)
 
-            if source.row_filter is not None:
-                filtering = read(source.filter_places)
-                kept = source.row_filter.kept(filtering)
-                found = dict(zip(source.filter_places, rows_of(filtering, kept), strict=True))
+            if source.selection.by_rows:
+                telling = read(source.telling_places)
+                kept = source.selection.kept(telling)
+                found = dict(zip(source.telling_places, rows_of(telling, kept), strict=True))
             left = [c for c in range(names) if c not in found]
             for first in range(0, len(left), at_once):
                 part = left[first : first + at_once]
                 found.update(zip(part, rows_of(read(part), kept), strict=True))
         columns = [found[c] for c in range(names)]
         if self._row_ids:
-            # Row groups that neighbour are numbered without a gap.
-            ids = np.arange(index.group_rows[groups].sum()) if kept is None else kept
-            columns.append(pa.chunked_array([pa.array(ids + source.first_ids[groups[0]])]))
+            every = np.arange(index.group_rows[groups].sum())
+            columns.append(pa.chunked_array([pa.array(source.row_ids(groups, every if kept is None else kept))]))
         return columns
 
     def _check(self, file: int) -> None:
@@ -493,8 +518,8 @@ class ParquetSession:
         return found
 
 
-def _kept_in_group(index: BlockIndex, decoder: Decoder, row_filter: RowFilter, group: int) -> int:
-    """Count the rows of a row group that a filter keeps, reading only the filter's columns."""
+def _kept_in_group(index: BlockIndex, decoder: Decoder, selection: Selection, group: int) -> int:
+    """Count the rows of a row group that are selected, reading only the columns that tell."""
     file, number = int(index.group_file[group]), int(index.group_number[group])
     rows = int(index.group_rows[group])
     storage, path = index.storage, index.files[file].path
@@ -502,7 +527,7 @@ def _kept_in_group(index: BlockIndex, decoder: Decoder, row_filter: RowFilter, g
     stored = decoder.stored(file)
     if not stored:
         constant = [decoder.fit(file, c, None, 1) for c in range(len(decoder.columns))]
-        return rows * len(row_filter.kept(constant))
+        return rows * len(selection.kept(constant))
     index.check_unchanged(file)
 
     def tables(columns: Sequence[int]) -> Iterator[pa.Table]:
@@ -520,11 +545,11 @@ def _kept_in_group(index: BlockIndex, decoder: Decoder, row_filter: RowFilter, g
 
     every = range(len(decoder.columns))
     try:
-        return sum(len(row_filter.kept(fitted(table, every))) for table in tables(stored))
+        return sum(len(selection.kept(fitted(table, every))) for table in tables(stored))
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, CorgiArrowError):
             raise
-        where = f"{storage.shown(path)}, row group {number}, counting rows for filter="
+        where = f"{storage.shown(path)}, row group {number}, counting rows for {selection.options}"
         blamed = decoder.blame(stored, lambda c: [fitted(table, [c]) for table in tables([c])], error)
         raise ReadError(f"{where}, {blamed}") from None
 

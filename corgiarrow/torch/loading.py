@@ -85,7 +85,7 @@ def open_part(
     if not together:
         return Reader(data, **given, **reads), (rank, world_size)
     # What the first process's block source has settled; the others take it from there.
-    settled = {"columns", "block_bytes", "schema", "filter", "on_error", "storage_options", "filesystem"}
+    settled = {"columns", "block_bytes", "schema", "filter", "split", "on_error", "storage_options", "filesystem"}
 
     def make(found: Data, first: bool) -> Reader:
         kept = reads if first else {name: value for name, value in reads.items() if name not in settled}
