@@ -29,7 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from corgiarrow.errors import CorgiArrowError, ReadError, tells_of_broken_data
-from corgiarrow.gathering import Chunks, decoded, fits, join, nbytes_of, take, take_from_bins
+from corgiarrow.gathering import Chunks, decoded, fits, join, nbytes_of, take, take_each, take_from_bins
 from corgiarrow.sources import Session
 from corgiarrow.strategies import Gather, Int64s, Step
 
@@ -43,7 +43,7 @@ _GIVES_BACK = os.environ.get("MIMALLOC_PURGE_DELAY") != "-1"
 
 Piece = list[Chunks]
 """Chunks of each column."""
-_Indexed = tuple[Gather, Chunks | None]
+_Indexed = tuple[Gather, pa.ChunkedArray | None]
 
 
 @dataclass(slots=True)
@@ -150,8 +150,8 @@ class _StepState:
     """Bytes booked for columns whose dictionaries are resolved while they are gathered; 0 leaves it to the batches."""
     hurried: bool = False
     """Whether the first segment is being gathered alone."""
-    indices: list[Chunks | None] = field(default_factory=list)
-    """For each gather the rows to take, one array for each segment to make; None where all rows pass."""
+    indices: list[pa.ChunkedArray | None] = field(default_factory=list)
+    """For each gather the rows to take, a chunk for each segment to make; None where all rows pass."""
     out: dict[int, list[pa.Array]] = field(default_factory=dict)
     made: dict[int, Piece] = field(default_factory=dict)
 
@@ -422,7 +422,8 @@ class Pipeline:
             state.columns = self._column_tasks(stream, sources)
             self._spell_out_early(stream, state)
             # Only the first buffer of a pass: later ones are made ahead, where two rounds over the columns would cost.
-            if stream.position == 0 and len(state.step.gathers) == 1 and len(state.indices[0] or ()) > 1:
+            whole = state.indices[0]
+            if stream.position == 0 and len(state.step.gathers) == 1 and whole is not None and whole.num_chunks > 1:
                 state.hurried, state.joined = True, {}
         if not state.columns:
             return None
@@ -653,7 +654,7 @@ class Pipeline:
         if any(index is not None for _, index in gathers):
             chunks = _as_few(chunks, kind)
         for gather, index in gathers:
-            made = chunks if index is None else [array for part in index for array in _taken(chunks, part, kind)]
+            made = chunks if index is None else _taken(chunks, index, kind)
             if gather.piece is None:
                 state.out[column] = self._resolved(state, column, made)
             else:
@@ -670,20 +671,21 @@ class Pipeline:
             for piece in gather.sources:
                 stream.pool[piece][column] = []
             state.joined[column] = _as_few(chunks, kind)
-            state.out[column] = self._resolved(state, column, _taken(state.joined[column], index[0], kind))
+            first = index.slice(0, len(index.chunk(0)))
+            state.out[column] = self._resolved(state, column, _taken(state.joined[column], first, kind))
         else:
             joined = state.joined.pop(column)
-            rest = [array for part in index[1:] for array in _taken(joined, part, kind)]
-            state.out[column] = self._resolved(state, column, rest)
+            rest = index.slice(len(index.chunk(0)))
+            state.out[column] = self._resolved(state, column, _taken(joined, rest, kind))
 
     def _resolved(self, state: _StepState, column: int, chunks: Chunks) -> Chunks:
         field = self._delivered.field(column)
         return [decoded(x, field.type, field.name) for x in chunks] if state.spelled_bytes else chunks
 
-    def _index_slices(self, stream: _Stream, gather: Gather) -> Chunks | None:
+    def _index_slices(self, stream: _Stream, gather: Gather) -> pa.ChunkedArray | None:
         """Cut a gather's index where segments end."""
         if gather.piece is not None or gather.index is None:
-            return None if gather.index is None else [pa.array(gather.index)]
+            return None if gather.index is None else pa.chunked_array([gather.index])
         index = pa.array(gather.index).slice(stream.skip)
         rows = max((int(stream.work.stop[s] - stream.work.start[s]) for s in gather.sources if s >= 0), default=0)
         parts = max(_SEGMENTS, len(gather.sources))
@@ -695,7 +697,7 @@ class Pipeline:
             size = max(-(-len(index) // (parts * self._batch_size)), 1) * self._batch_size
             first = -stream.position % self._batch_size + size
         cuts = [0, *range(first, len(index), size), len(index)]
-        return [index.slice(a, b - a) for a, b in pairwise(cuts)]
+        return pa.chunked_array([index.slice(a, b - a) for a, b in pairwise(cuts)])
 
     def _finish(self, stream: _Stream, state: _StepState) -> None:
         """Hand over what a step emitted and made, under the lock."""
@@ -750,8 +752,10 @@ def _as_few(chunks: Chunks, kind: pa.DataType) -> Chunks:
     return [join(chunks, kind)] if fits(chunks) else chunks
 
 
-def _taken(chunks: Chunks, index: pa.Array, kind: pa.DataType) -> Chunks:
-    return [take(chunks[0], index)] if len(chunks) == 1 else take_from_bins(chunks, index, kind)
+def _taken(chunks: Chunks, indices: pa.ChunkedArray, kind: pa.DataType) -> Chunks:
+    if len(chunks) == 1:
+        return take_each(chunks[0], indices)
+    return [array for index in indices.chunks for array in take_from_bins(chunks, index, kind)]
 
 
 _LIVE: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()

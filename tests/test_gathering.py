@@ -65,6 +65,25 @@ def test_rows_taken_from_bins_are_the_rows_asked_for(name: str, chunk_rows: list
         assert gathering.fits([part]) or len(part) == 1
 
 
+@pytest.mark.parametrize("name", [*KINDS, "number", "nothing"])
+@given(chunk_rows=st.lists(st.integers(0, 20), min_size=1, max_size=6))
+def test_rows_taken_chunk_by_chunk_keep_the_chunks(name: str, chunk_rows: list[int]) -> None:
+    whole = {"number": pa.array(range(50)), "nothing": pa.nulls(50)}.get(name)
+    whole = some_values(name, 50) if whole is None else whole
+    index = [np.random.default_rng(n).integers(0, 50, n).astype(np.uint32) for n in chunk_rows]
+    found = gathering.take_each(whole, pa.chunked_array([pa.array(i) for i in index]))
+    assert [len(part) for part in found] == chunk_rows
+    for part, rows in zip(found, index, strict=True):
+        part.validate(full=True)
+        assert part.to_pylist() == [whole[int(i)].as_py() for i in rows]
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.sampled_from([pa.bool_(), pa.int8(), pa.float64()]), st.booleans())
+def test_bytes_of_numbers_are_what_arrow_counts(rows: int, first: int, kind: pa.DataType, nulls: bool) -> None:
+    array = pa.array([None if nulls and i % 3 == 1 else i % 2 for i in range(rows)], pa.int8()).cast(kind).slice(first)
+    assert abs(gathering.nbytes_of([array, array]) - 2 * array.nbytes) <= 4, "bits of a slice may begin inside a byte"
+
+
 @pytest.mark.usefixtures("low_limit")
 @pytest.mark.parametrize("shuffle", ["corgipile", "epoch", "none"])
 def test_a_buffer_larger_than_an_array_reads_right(tmp_path: Path, shuffle: str) -> None:

@@ -22,9 +22,9 @@ from corgiarrow.split import Split
 from corgiarrow.storage import redact
 from corgiarrow.units import parse_bytes
 
-_GROUPS = 4
-_GROUP_BYTES = (2**18, 2**20)
-"""Columns are decoded together, a quarter of a block but within these bytes: it halves the peak, and caches like it."""
+_GROUP_BYTES = 2**20
+"""Bytes of the columns that are decoded together: it lowers the peak, and caches like it. Fewer cost time: each time
+takes 90 us more, 5 % of a block of 1.6 MB that is decoded in five parts instead of two."""
 
 _DECODE_FACTOR = 4
 """What decoding some small columns together holds beside them, at least: pages, dictionaries (measured)."""
@@ -131,7 +131,7 @@ class ParquetSource:
 
     def decoding_bytes(self, raw: Int64s) -> Int64s:
         """Bytes that decoding blocks of `raw` bytes takes beside them, int64 of the same shape."""
-        together = np.minimum(_group_bytes(raw), raw)
+        together = np.minimum(_GROUP_BYTES, raw)
         found: Int64s = np.maximum(self.mean_factor * together, self._largest_factor * raw).astype(np.int64)
         return found
 
@@ -454,7 +454,7 @@ class ParquetSession:
         footer = index.footer(file)
         self._check(file)
         names = len(source.columns)
-        at_once = max(int(names * _group_bytes(np.array(raw_bytes)) / raw_bytes), 1)
+        at_once = max(int(names * _GROUP_BYTES / raw_bytes), 1)
         found: dict[int, pa.ChunkedArray] = {}
         kept: Int64s | None = None
         with (
@@ -554,15 +554,11 @@ def _kept_in_group(index: BlockIndex, decoder: Decoder, selection: Selection, gr
         raise ReadError(f"{where}, {blamed}") from None
 
 
-def _group_bytes(raw: Int64s) -> Int64s:
-    """Bytes of the columns that are decoded together, of blocks of `raw` bytes, int64 of the same shape."""
-    return np.clip(raw // _GROUPS, *_GROUP_BYTES)
-
-
 def _opened(index: BlockIndex, file: int, chunks: Ranges, fetch: Fetch) -> AbstractContextManager[Any]:
-    """Open column chunks of a remote file, fetched; of a local one give the path, which Arrow opens itself."""
+    """Open column chunks of a remote file, fetched; a local one as it is."""
     storage = index.storage
     if storage.is_local:
-        return nullcontext(storage.full(index.files[file].path))
+        # Given the path, ParquetFile asks for its kind first: 2 % of a pass over small blocks.
+        return pa.OSFile(storage.full(index.files[file].path))  # type: ignore[no-any-return]
     ranges = coalesce(chunks, _HOLE_BYTES)
     return FetchedRanges(ranges, fetch(ranges), index.files[file].size)
