@@ -1,7 +1,7 @@
 """Measure how fast tensors come: beside the reader's own batches, a bare scan, worker processes, and a rival.
 
-Run ``python benchmarks/frameworks.py`` (``--rivals`` makes an environment with Hugging Face ``datasets`` and measures it
-as well; ``--rounds 2`` for a quick try).
+Run ``python benchmarks/frameworks.py`` (``--rivals`` makes an environment with Hugging Face ``datasets`` and
+measures it as well; ``--rounds 2`` for a quick try).
 
 - The table: 1M rows of 28 float32 and 2 int64, sorted by label, 80 row groups of 12,500 rows, zstd; batches of 1,024;
   ``memory="64 MiB"``.
@@ -255,8 +255,8 @@ def measure(folder: Path, rounds: int, rivals: bool) -> dict[str, Any]:
     data.print_table(
         ["ratio", "found", "goal", "reached"],
         [
-            [r["ratio"], f"{r['found']:.2f}", r["goal"] or "", "" if not r["goal"] else ("no", "yes")[r["found"] >= r["goal"]]]
-            for r in ratios
+            [name, f"{found:.2f}", goal or "", ("no", "yes")[found >= goal] if goal else ""]
+            for name, found, goal in (r.values() for r in ratios)
         ],
     )
     data.warm_page_cache(pictures)

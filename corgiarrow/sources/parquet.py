@@ -38,6 +38,9 @@ _WINDOW_BYTES = 8 * 2**20
 _WINDOW_FACTOR = 1.5
 """What a window holds at most, in units of what it asks for."""
 
+_STRIDE_BYTES = 2**18
+"""Bytes that a cursor decodes at a time at least, where a selection keeps few rows."""
+
 _SAMPLED_BLOCKS = 64
 """Blocks whose footers are looked at, to learn what a cursor costs."""
 
@@ -428,7 +431,7 @@ class ParquetSession:
         assert self._pieces is not None
         source, pieces = self._source, int(self._pieces[block])
         rows = int(self._index.group_rows[source.groups_of(block)].sum())
-        piece_bytes = max(int(source.block_bytes[block]) // pieces, _GROUP_BYTES[0])
+        piece_bytes = max(int(source.block_bytes[block]) // pieces, _STRIDE_BYTES)
         fitting = rows * piece_bytes // max(int(source.raw_bytes[block]), 1)
         return max(min(fitting, -(-rows // pieces)), 1)
 
