@@ -29,8 +29,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import corgiarrow as ca
 import corgiarrow.torch as ct
 from corgiarrow.arrays import Ragged
+from corgiarrow.torch import sharing
 from corgiarrow.torch.passes import Passes
-from corgiarrow.torch.sharing import SharedBatch, shared
+from corgiarrow.torch.sharing import Sender
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
@@ -332,7 +333,7 @@ def test_changing_tensors_in_place_changes_nothing_else(ragged: Path) -> None:
                 batch["id"].fill_(-1)
 
 
-def test_a_shared_batch_is_one_piece_of_memory() -> None:
+def test_a_batch_goes_through_a_slot_that_is_free_again_when_it_is_gone() -> None:
     batch = {
         "a": torch.arange(5),
         "b": torch.ones(2, 3, dtype=torch.float16),
@@ -343,20 +344,61 @@ def test_a_shared_batch_is_one_piece_of_memory() -> None:
         "turned": torch.arange(6).reshape(2, 3).t(),
         "bf": torch.ones(3, dtype=torch.bfloat16),
     }
-    made = shared(batch)
-    made["a"] = made["a"] * 2  # As a collate function might.
-    sent = bytes(ForkingPickler.dumps(made))
-    arrived = pickle.loads(sent)
-    assert type(made) is SharedBatch
-    assert type(arrived) is dict
-    assert list(arrived) == list(batch)
-    assert torch.equal(arrived["a"], batch["a"] * 2)
-    for name in ("b", "empty", "scalar", "turned", "bf"):
-        assert torch.equal(arrived[name], batch[name])
-        assert arrived[name].dtype == batch[name].dtype
-    assert arrived["text"] == batch["text"]
-    assert torch.equal(arrived["list"].offsets, batch["list"].offsets)
-    assert arrived["b"].untyped_storage().nbytes() <= made.memory.nbytes
+    sender = Sender()
+    kept = []
+    for number in range(20):
+        batch["a"] = torch.arange(5) + number
+        made = sender.shared(batch)
+        made["twice"] = made["a"] * 2  # As a collate function might.
+        made["part"] = made["b"][:, :2]
+        arrived = pickle.loads(bytes(ForkingPickler.dumps(made)))
+        assert type(arrived) is dict
+        assert list(arrived) == [*batch, "twice", "part"]
+        assert torch.equal(arrived["twice"], batch["a"] * 2)
+        for name in ("a", "b", "empty", "scalar", "turned", "bf"):
+            assert torch.equal(arrived[name], batch[name])
+            assert arrived[name].dtype == batch[name].dtype
+        assert torch.equal(arrived["part"], batch["b"][:, :2])
+        assert arrived["text"] == batch["text"]
+        assert torch.equal(arrived["list"].offsets, batch["list"].offsets)
+        if number % 4 == 0:
+            kept.append((number, arrived["a"][2:]))  # One view is enough to keep the slot.
+        del made, arrived
+    assert all(torch.equal(part, torch.arange(2, 5) + number) for number, part in kept)
+
+
+def test_without_a_free_slot_a_batch_travels_by_itself() -> None:
+    sender, kept = Sender(), []
+    for number in range(30):
+        made = sender.shared({"a": torch.full((1000,), number)})
+        kept.append(pickle.loads(bytes(ForkingPickler.dumps(made))))
+    assert [int(batch["a"][500]) for batch in kept] == list(range(30))
+
+
+def test_larger_batches_get_a_larger_ring() -> None:
+    sender, kept = Sender(), []
+    for number in range(12):
+        made = sender.shared({"a": torch.full((10**number % 99_991,), number)})
+        kept.append(pickle.loads(bytes(ForkingPickler.dumps(made))))
+    assert all((batch["a"] == number).all() for number, batch in enumerate(kept))
+
+
+def test_a_batch_that_is_sent_twice_is_copied() -> None:
+    sender = Sender()
+    made = sender.shared({"a": torch.arange(9)})
+    first, second = (pickle.loads(bytes(ForkingPickler.dumps(made))) for _ in range(2))
+    del first, made
+    sender.shared({"a": torch.zeros(9, dtype=torch.int64)})
+    assert second["a"].tolist() == list(range(9))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_batches_that_are_kept_stay_as_they_are(ragged: Path, persistent: bool) -> None:
+    dataset = ct.CorgiPileDataset(ragged, **OPTIONS)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=persistent)
+    kept = [batch for _ in range(3) for batch in loader]
+    assert ids(kept) == list(itertools.chain(*in_order(ragged, 3)))
+    assert len({key for key in sharing._RINGS if not sharing._is_alive(key[0])}) <= 2
 
 
 def test_pinning_reaches_every_tensor(nested: Path, monkeypatch: pytest.MonkeyPatch) -> None:

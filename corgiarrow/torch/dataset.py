@@ -14,7 +14,7 @@ from corgiarrow.reader import Data, Reader
 from corgiarrow.torch.distributed import check_place
 from corgiarrow.torch.loading import local_processes, open_part
 from corgiarrow.torch.passes import Passes
-from corgiarrow.torch.sharing import shared
+from corgiarrow.torch.sharing import Sender
 from corgiarrow.torch.tensors import TorchOut
 
 
@@ -87,6 +87,7 @@ class CorgiPileDataset(IterableDataset[Any]):
         """The epoch that it reads."""
         self._loaded: Mapping[str, Any] | None = None
         """In a worker, the position that its next pass begins at."""
+        self._sender = Sender()
         self.spec = Loader(self._reader, **self._arrays).spec
 
     def __len__(self) -> int:
@@ -191,16 +192,12 @@ class CorgiPileDataset(IterableDataset[Any]):
         self._pass = Loader(reader, transform=transform, workers=0, out=TorchOut(), **self._arrays)
         if self._rows:
             return self._each_row(self._pass)
-        return iter(self._pass) if info is None else map(_sharing, self._pass)
+        return iter(self._pass) if info is None else map(self._sender.shared, self._pass)
 
     def _each_row(self, batches: Loader) -> Iterator[Any]:
         for batch in batches:
             row = {name: _only(value) for name, value in batch.items()}
             yield row if self._transform is None else self._transform(row)
-
-
-def _sharing(batch: Any) -> Any:
-    return shared(batch) if isinstance(batch, dict) else batch
 
 
 def _only(value: Any) -> Any:
