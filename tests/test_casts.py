@@ -60,7 +60,7 @@ def changes(value: Any, found: Any, source: np.dtype[Any], target: np.dtype[Any]
     return not np.isfinite(found) or Fraction(float(found)) != exact
 
 
-@settings(max_examples=800)
+@settings(max_examples=400)
 @given(st.data())
 def test_casts(data: st.DataObject) -> None:
     source, target = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from(DTYPES))
@@ -86,7 +86,7 @@ def test_casts(data: st.DataObject) -> None:
 def test_a_dtype_that_holds_all_never_raises(source: np.dtype[Any], target: np.dtype[Any]) -> None:
     """And one that does not raises for the numbers at its edges."""
     raised = False
-    for edge in edges(source):
+    for edge in [*edges(source), *([float("inf")] if source.kind == "f" else [])]:
         try:
             found = cast_checked(np.array([edge], dtype=source), target, "c")
         except ca.ConversionError:

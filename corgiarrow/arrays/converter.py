@@ -486,6 +486,10 @@ def _exactly(values: list[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_floating(kind):
         cast_checked(np.array([v for v in values if v is not None]), np.dtype(kind.to_pandas_dtype()), "given")
         return found
+    if pa.types.is_integer(kind):
+        if found.to_pylist() != values:
+            raise ValueError("a part would be lost")
+        return found
     given = pa.array(values)
     if pa.types.is_temporal(kind) and pa.types.is_integer(given.type):
         return found
