@@ -129,7 +129,7 @@ class Loader:
                 batch = next(batches)
                 if self._transform is not None:
                     batch = self._transform(batch)
-                if stop < rows.num_rows:
+                if rows.num_rows - stop >= self._reader.batch_size:
                     under_way[stream] = (rows, stop, batches)
                 # So that rows which were all delivered do not stay while the next are waited for.
                 del known, rows, batches
