@@ -106,6 +106,20 @@ def test_null_policies_of_flat_types(kind: pa.DataType, value: Any, fill: Any, z
             convert(within, nulls="mask")
 
 
+@pytest.mark.parametrize(
+    "kind", [pa.int64(), pa.float32(), pa.bool_(), pa.date32(), pa.timestamp("s"), pa.binary(1)], ids=str
+)
+def test_what_lies_below_nulls_does_not_show(kind: pa.DataType) -> None:
+    value: Any = {"bool": True, "fixed_size_binary[1]": b"a"}.get(str(kind), 1)
+    whole, valid = pa.array([value] * 3, kind), pa.array([True, False, True])
+    column = pa.Array.from_buffers(kind, 3, [valid.buffers()[1], whole.buffers()[1]])
+    found, clean = convert(column, nulls="mask"), convert(pa.array([value, None, value], kind), nulls="mask")
+    assert plain(found) == plain(clean)
+    assert not found["c"].astype(np.int64 if found["c"].dtype.kind in "mM" else found["c"].dtype)[1].any()
+    filled = convert(column, fill_null={"c": value})["c"]
+    assert (filled == filled[0]).all()
+
+
 def test_null_rows_of_vectors() -> None:
     deep = pa.list_(pa.list_(pa.float32(), 2), 2)
     column = pa.array([None, [[1, 2], [3, 4]], [None, [5, None]]], deep)

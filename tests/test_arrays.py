@@ -241,6 +241,30 @@ def test_arrays_hold_what_batches_hold(column: tuple[pa.DataType, list[Any], boo
     assert rows.equals(batch_of(pa.array(values, kind)), check_metadata=True) or "nan" in str(values)
 
 
+def every_kind() -> list[pa.DataType]:
+    flat = flat_kinds()
+    outer = [pa.list_(k) for k in flat] + [pa.list_(k, 2) for k in flat if not pa.types.is_dictionary(k)]
+    deep = [pa.list_(pa.list_(pa.int8(), 2), 3), pa.large_list(pa.list_(pa.string())), pa.map_(pa.string(), pa.int8())]
+    structs = [pa.struct([("a", pa.int8()), ("l", pa.list_(pa.struct([("b", pa.bool_())])))])]
+    return [*flat, *outer, *deep, *structs, pa.list_(structs[0]), pa.list_(structs[0], 2)]
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+@pytest.mark.parametrize("kind", every_kind(), ids=str)
+@settings(max_examples=3)
+@given(st.data())
+def test_every_type(kind: pa.DataType, nulls: bool, data: st.DataObject) -> None:
+    """Called, split, with and without nulls among the rows and before them."""
+    values = data.draw(st.lists(values_of(kind, nulls), min_size=9, max_size=9))
+    rows = batch_of(pa.array([None, *values], kind)).slice(1)
+    converter = Converter(rows.schema, nulls="mask" if nulls else "error")
+    wanted = [fields([("c", kind, values[n : n + 3])], nulls) for n in (2, 5, 8)]
+    assert_same(converter(rows), fields([("c", kind, values)], nulls))
+    for part, each in zip(converter.split(rows, 2, 3), wanted, strict=True):
+        assert_same(part, each)
+        assert_fits(part, converter.spec)
+
+
 @settings(max_examples=60)
 @given(columns(), st.integers(0, 5), st.integers(1, 5))
 def test_split_equals_a_call_for_each_batch(column: tuple[pa.DataType, list[Any], bool], first: int, size: int) -> None:
