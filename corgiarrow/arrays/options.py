@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -109,9 +109,6 @@ class ArrayOptions(TypedDict, total=False):
     dtype: Mapping[str, npt.DTypeLike]
     decimals: str | Mapping[str, str]
     ragged: Sequence[str]
-
-
-Policy = Literal["error", "nan", "mask", "fill"]
 
 
 def is_whole(value: object) -> bool:
