@@ -1,11 +1,12 @@
 """Arrays from a reader: batches converted, transformed in threads, resumable anywhere."""
 
 import os
+import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
-from typing import Any, Self, TypedDict, Unpack, cast
+from contextlib import closing, contextmanager
+from typing import Any, Self, TypedDict, TypeVar, Unpack, cast
 
 import fsspec
 import pyarrow as pa
@@ -13,14 +14,15 @@ import pyarrow.compute as pc
 
 from corgiarrow.arrays import ArrayOptions, Converter
 from corgiarrow.arrays.values import Out
-from corgiarrow.errors import OptionError
-from corgiarrow.reader import Data, Reader
+from corgiarrow.errors import CorgiArrowError, OptionError
+from corgiarrow.reader import Data, Reader, Slice
 from corgiarrow.schemas import SchemaRequest
 from corgiarrow.split import Split
 from corgiarrow.storage import StorageOptions
 from corgiarrow.strategies import Strategy
 
 Transform = Callable[[dict[str, Any]], Any]
+Slices = Generator[Slice, None, None]
 
 
 class ReaderOptions(TypedDict, total=False):
@@ -107,8 +109,11 @@ class Loader:
         self._reader = reader
         self._converter = Converter(reader.schema, out=out, **options)
         self._transform = transform
+        # Weak, so that a pass ends with the loop that drops it.
+        self._pass: weakref.ref[Generator[Any, None, None]] | None = None
         heavy = transform is not None or bool(options.get("decode"))
         self._workers = workers if workers is not None else min(len(os.sched_getaffinity(0)), 8) * heavy
+
     @property
     def reader(self) -> Reader:
         """Where batches come from."""
@@ -130,7 +135,14 @@ class Loader:
 
     def close(self) -> None:
         """End the pass under way, if there is one."""
+        under_way = None if self._pass is None else self._pass()
+        if under_way is not None:
+            under_way.close()
+        self._pass = None
         self._reader.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pass": None}
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass: see :meth:`Reader.set_epoch`."""
@@ -149,41 +161,71 @@ class Loader:
         self._reader.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._in_threads() if self._workers else self._inline()
+        self.close()
+        slices = self._reader.slices()
+        batches = self._in_threads(slices) if self._workers else self._inline(slices)
+        self._pass = weakref.ref(batches)
+        return batches
 
-    def _inline(self) -> Generator[Any, None, None]:
+    def _inline(self, slices: Slices) -> Generator[Any, None, None]:
         """Convert in this thread: what a run of rows needs, once for all of its batches."""
         under_way: dict[int, tuple[pa.RecordBatch, int, Iterator[dict[str, Any]]]] = {}
-        for rows, start, stop, stream in self._reader.slices():
-            known, place, batches = under_way.pop(stream, (None, 0, iter(())))
-            if known is not rows or place != start:
-                batches = self._converter.split(rows, start, self._reader.batch_size)
-            batch = next(batches)
-            if stop < rows.num_rows:
-                under_way[stream] = (rows, stop, batches)
-            del known, rows, batches  # So that rows which were all delivered do not stay while the next are waited for.
-            yield batch if self._transform is None else self._transform(batch)
+        with closing(slices), self._position(slices) as delivered:
+            for rows, start, stop, stream in slices:
+                known, place, batches = under_way.pop(stream, (None, 0, iter(())))
+                if known is not rows or place != start:
+                    batches = self._converter.split(rows, start, self._reader.batch_size)
+                batch = next(batches)
+                if self._transform is not None:
+                    batch = self._transform(batch)
+                if rows.num_rows - stop >= self._reader.batch_size:
+                    under_way[stream] = (rows, stop, batches)
+                # So that rows which were all delivered do not stay while the next are waited for.
+                del known, rows, batches
+                delivered(self._reader.position)
+                yield batch
+                del batch
 
-    def _in_threads(self) -> Generator[Any, None, None]:
-        reader, made = self._reader, deque[tuple[Future[Any], tuple[int, int]]]()
+    def _in_threads(self, slices: Slices) -> Generator[Any, None, None]:
         executor = ThreadPoolExecutor(self._workers, thread_name_prefix="corgiarrow-loader")
-        try:
-            with closing(reader.slices()) as slices:
-                for part in slices:
-                    made.append((executor.submit(self._make, part.batch), reader.position))
-                    if len(made) > self._workers:
-                        yield self._deliver(made)
-                while made:
-                    yield self._deliver(made)
-        finally:
-            executor.shutdown(cancel_futures=True)
+        with closing(slices), self._position(slices) as delivered:
+            try:
+                for future, position in _ahead(self._submitted(executor, slices), self._workers):
+                    batch = future.result()
+                    del future
+                    if not delivered(position):
+                        return
+                    yield batch
+                    del batch
+            finally:
+                executor.shutdown(cancel_futures=True)
 
-    def _deliver(self, made: deque[tuple[Future[Any], tuple[int, int]]]) -> Any:
-        future, position = made.popleft()
-        batch = future.result()
-        # The reader is ahead of what is delivered.
-        self._reader.mark(position)
-        return batch
+    def _submitted(self, executor: ThreadPoolExecutor, slices: Slices) -> Iterator[tuple[Future[Any], tuple[int, int]]]:
+        """Hand batches to the threads; yield each with the position after it."""
+        try:
+            for part in slices:
+                yield executor.submit(self._make, part.batch), self._reader.position
+        except CorgiArrowError as error:
+            # In its turn: what was read before a fault is delivered.
+            failed = Future[Any]()
+            failed.set_exception(error)
+            yield failed, self._reader.position
+
+    @contextmanager
+    def _position(self, slices: Slices) -> Iterator[Callable[[tuple[int, int]], bool]]:
+        """Keep the reader's position at what was delivered, though the pass is ahead, and though it fails."""
+        last = self._reader.position
+
+        def delivered(position: tuple[int, int]) -> bool:
+            nonlocal last
+            last = position
+            return self._reader.mark(slices, position)
+
+        try:
+            yield delivered
+        except BaseException:
+            self._reader.mark(slices, last)
+            raise
 
     def _make(self, batch: pa.RecordBatch) -> Any:
         arrays = self._converter(batch)
@@ -213,20 +255,42 @@ def find_categories(
     ColumnNotFoundError
         It is not in the data.
     """
-    reader = Reader(data, columns=columns, shuffle="none", batch_size=65_536, **options)
-    found = {field.name: pa.array([], _value_type(field.type)) for field in reader.schema}
-    for batch in reader:
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            values = column.dictionary if isinstance(column, pa.DictionaryArray) else column
-            found[name] = pa.concat_arrays([found[name], values]).unique()
-            if len(found[name]) > limit:
-                reader.close()
-                raise OptionError(
-                    f"column {name!r} has more than limit={limit} values: it is no category; raise the limit, or read "
-                    "it as it is"
-                )
+    with Reader(data, columns=columns, shuffle="none", batch_size=65_536, **options) as reader:
+        found = {field.name: pa.array([], _value_type(field.type)) for field in reader.schema}
+        for batch in reader:
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                found[name] = _unique(name, found[name], column)
+                if len(found[name]) - found[name].null_count > limit:
+                    raise OptionError(
+                        f"column {name!r} has more than limit={limit} values: it is no category; raise the limit, or "
+                        "read it as it is"
+                    )
     return {name: sorted(values.drop_null().to_pylist()) for name, values in found.items()}
+
+
+def _unique(name: str, known: pa.Array, column: pa.Array) -> pa.Array:
+    try:
+        values = column.unique()
+        if isinstance(values, pa.DictionaryArray):
+            values = values.dictionary_decode()
+        return pa.concat_arrays([known, values]).unique()
+    except pa.ArrowNotImplementedError:
+        raise OptionError(f"column {name!r} is of type {column.type}, whose values are no categories") from None
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+_Item = TypeVar("_Item")
+
+
+def _ahead(items: Iterable[_Item], count: int) -> Iterator[_Item]:
+    """Give items, each when `count` more were taken."""
+    taken = deque[_Item]()
+    for item in items:
+        taken.append(item)
+        if len(taken) > count:
+            yield taken.popleft()
+    while taken:
+        yield taken.popleft()

@@ -298,6 +298,11 @@ class Pipeline:
                 thread.join()
         for stream in self._streams:
             stream.session.close()
+            # An error that ended a read holds the stream, and the stream the error: only what they hold is let go.
+            stream.queue.clear()
+            stream.segments.clear()
+            stream.pool.clear()
+            stream.current = None
         self._streams = []
         _LIVE.discard(self)
 

@@ -273,12 +273,27 @@ class Reader:
         """The epoch, and the batches of this part that were delivered in it."""
         return self._epoch, self._delivered
 
-    def mark(self, position: tuple[int, int]) -> None:
-        """Say which of the positions that this pass went through its batches have reached their user.
+    def mark(self, slices: Generator[Slice, None, None], position: tuple[int, int]) -> bool:
+        """Say which of the positions that a pass went through its batches have reached their user.
 
         For those who take batches ahead of their user: :meth:`state_dict` describes what was marked last.
+
+        Parameters
+        ----------
+        slices
+            The pass.
+        position
+            One of its positions.
+
+        Returns
+        -------
+        bool
+            False, and nothing is marked, if that pass was closed, or another one begun.
         """
+        if self._pass is None or self._pass() is not slices:
+            return False
         self._epoch, self._delivered = position
+        return True
 
     def for_part(
         self,

@@ -47,6 +47,8 @@ def _changed(values: Array, found: Array) -> Any:
         return np.isfinite(values) & ~np.isfinite(found)
     if before == "f":
         low, high = (0, 1) if after == "b" else (np.iinfo(found.dtype).min, np.iinfo(found.dtype).max)
+        if values.dtype.itemsize < 8:
+            values = values.astype(np.float64)  # The bounds need not fit into theirs.
         # The greatest number itself need not be a float, the one above it is.
         return ~((values >= low) & (values < float(int(high) + 1)) & (np.trunc(values) == values))
     if after == "b":

@@ -1,6 +1,6 @@
 """The contract: which arrays a schema becomes."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from decimal import Decimal
 from functools import partial
 from math import prod
@@ -8,13 +8,14 @@ from typing import Any, Unpack
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from corgiarrow.arrays import leaves
 from corgiarrow.arrays.casts import cast_checked, holds_all
 from corgiarrow.arrays.leaves import Leaf, Nulls
-from corgiarrow.arrays.options import DECIMALS, NULL_POLICIES, ArrayOptions, Image, Pad
+from corgiarrow.arrays.options import DECIMALS, NULL_POLICIES, ArrayOptions, Image, Pad, is_whole
 from corgiarrow.arrays.values import Array, ArraySpec, NumpyOut, Out, map_leaves
-from corgiarrow.errors import ColumnNotFoundError, MissingExtraError, OptionError
+from corgiarrow.errors import ColumnNotFoundError, ConversionError, MissingExtraError, OptionError
 
 _VALID = "_valid"
 _MAX_UNSCALED = 18
@@ -58,7 +59,7 @@ class Converter:
         }
         for name, members in asked.stacks.items():
             self._stack(name, members, asked)
-        asked.check_names(self._columns)
+        asked.check_all_used(self._columns)
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -88,13 +89,18 @@ class Converter:
             yield dict(zip(names, values, strict=True))
 
     def _parts(self, column: "_Column | _Stack", rows: pa.RecordBatch, first: int, size: int) -> Iterable[Any]:
-        shared = column.shared(rows)
+        try:
+            shared = column.shared(rows)
+        except ConversionError:
+            shared = None  # So that the batch raises that holds the value.
         if shared is not None:
             return self._out.split(shared[first:], size)
         whole = partial(map_leaves, self._out.whole)
         return (whole(column.convert(rows.slice(n, size))) for n in range(first, rows.num_rows, size))
 
     def _stack(self, name: str, members: Sequence[str], asked: "_Asked") -> None:
+        if isinstance(members, str) or not isinstance(members, Sequence) or len(set(members)) < len(members):
+            raise OptionError(f"stack={{{name!r}: {members!r}}} must be a list of names, each once")
         missing = [m for m in members if m not in self._columns]
         if missing or not members:
             raise ColumnNotFoundError(
@@ -108,7 +114,7 @@ class Converter:
             if not isinstance(column, _Column) or not numbers:
                 raise OptionError(
                     f"stack={{{name!r}: …}} takes columns of numbers, or of vectors of them, but {member!r} is "
-                    f"{spec}: leave it out, or give categories= or dtype= for it"
+                    f"{spec}: leave it out, or give categories= for it"
                 )
             found.append(column)
         if name in self._columns:
@@ -165,55 +171,57 @@ class _Asked:
     """The options, looked up by the path of a column or field."""
 
     def __init__(self, options: ArrayOptions, schema: pa.Schema):
-        self._options = options
-        self._seen: set[str] = set()
-        nulls = options.get("nulls", "error")
-        self._null_default, self._nulls = (nulls, {}) if isinstance(nulls, str) else ("error", nulls)
-        decimals = options.get("decimals", "objects")
-        self._decimals_default, self._decimals = (
-            (decimals, {}) if isinstance(decimals, str) else ("objects", decimals)
-        )
-        for option, values, allowed in (
-            ("nulls", [self._null_default, *self._nulls.values()], NULL_POLICIES),
-            ("decimals", [self._decimals_default, *self._decimals.values()], DECIMALS),
-        ):
-            for value in values:
+        self._options: dict[str, dict[str, Any]] = {}
+        self._defaults = {"nulls": "error", "decimals": "objects"}
+        self._kinds: dict[str, pa.DataType] = {}
+        self._used: set[tuple[str, str]] = set()
+        for option, given in options.items():
+            if option == "ragged":
+                self._options[option] = dict.fromkeys(_names(given), True)
+            elif option in self._defaults and isinstance(given, str):
+                self._defaults[option] = given
+            else:
+                self._options[option] = _by_name(option, given)
+        for option, allowed in (("nulls", NULL_POLICIES), ("decimals", DECIMALS)):
+            for value in (self._defaults[option], *self._options.get(option, {}).values()):
                 if value not in allowed:
                     raise OptionError(f"{option}={value!r} must be one of: {', '.join(allowed)}")
-        duplicates = sorted({name for name in schema.names if schema.names.count(name) > 1})
-        if duplicates:
-            raise OptionError(f"columns {duplicates} are there more than once, so no dict can hold them")
-        self.stacks = options.get("stack", {})
+        for name in self._options.get("fill_null", {}):
+            if name in self._options.get("nulls", {}):
+                raise OptionError(f"nulls= and fill_null= both name {name!r}: choose one")
+        self.stacks = self._options.pop("stack", {})
 
-    def _option(self, option: str, path: str) -> Any:
-        return self._options.get(option, {}).get(path)  # type: ignore[attr-defined]
+    def _given(self, option: str, path: str) -> Any:
+        """What was asked for a path, None for nothing. Who asks must heed it."""
+        found = self._options.get(option, {}).get(path)
+        if found is not None:
+            self._used.add((option, path))
+        return found
 
-    def check_names(self, names: Iterable[str]) -> None:
-        """Raise for options that name nothing that there is."""
-        known = self._seen | set(names)
-        given: dict[str, Iterable[str]] = {
-            "nulls": self._nulls,
-            "decimals": self._decimals,
-            **{
-                option: self._options.get(option, {})  # type: ignore[misc]
-                for option in ("fill_null", "categories", "pad", "shape", "decode", "dtype", "ragged")
-            },
-        }
-        for option, named in given.items():
+    def check_all_used(self, names: Iterable[str]) -> None:
+        """Raise for options that name nothing that there is, or what they do not fit."""
+        known = {*self._kinds, *names}
+        for option, named in self._options.items():
             missing = sorted(set(named) - known)
             if missing:
                 raise ColumnNotFoundError(
                     f"{option}= names {missing}, but the batches have: {', '.join(sorted(known)[:50])}"
                 )
+            for name in named:
+                if (option, name) not in self._used:
+                    kind = self._kinds.get(name)
+                    remedy = "name its fields" if kind and pa.types.is_struct(_bare(kind)) else "leave it out"
+                    of = "what is made here" if kind is None else f"a column of type {kind}"
+                    raise OptionError(f"{option}={{{name!r}: …}} does not go with {of}: {remedy}")
 
     def dtype(self, path: str) -> np.dtype[Any] | None:
         """The dtype that was asked for."""
-        found = self._option("dtype", path)
+        found = self._given("dtype", path)
         if found is None:
             return None
         try:
             dtype: np.dtype[Any] = np.dtype(found)
-        except TypeError:
+        except (TypeError, ValueError):
             raise OptionError(f"dtype={{{path!r}: {found!r}}} is no dtype that NumPy knows") from None
         if dtype.kind not in "fiub":
             raise OptionError(f"dtype={{{path!r}: {found!r}}} must be a dtype of numbers or booleans")
@@ -221,41 +229,58 @@ class _Asked:
 
     def fields(self, fields: Sequence[pa.Field], prefix: str) -> list[tuple[str, int, Leaf]]:
         """Name, place and leaf of each array that columns, or fields of a struct, become."""
+        names = [field.name for field in fields]
+        duplicates = sorted({prefix + name for name in names if names.count(name) > 1})
+        if duplicates:
+            raise OptionError(f"columns {duplicates} are there more than once, so no dict can hold them")
         found: list[tuple[str, int, Leaf]] = []
         for place, field in enumerate(fields):
             path = f"{prefix}{field.name}"
-            self._seen.add(path)
+            self._kinds[path] = field.type
             found.append((field.name, place, self.leaf(field.type, path)))
             if self._policy(path) == "mask" and not pa.types.is_struct(_bare(field.type)):
-                found.append((f"{field.name}{_VALID}", place, leaves.Valid()))
-        names = [name for name, _, _ in found]
-        for name in names:
-            if names.count(name) > 1:
-                raise OptionError(
-                    f"nulls='mask' adds a column {name!r}, but there is one already: choose another policy for "
-                    f"{prefix}{name.removesuffix(_VALID)!r}"
-                )
+                valid = f"{field.name}{_VALID}"
+                if valid in names:
+                    raise OptionError(
+                        f"nulls='mask' adds a column {prefix + valid!r}, but there is one already: choose another "
+                        f"policy for {path!r}"
+                    )
+                found.append((valid, place, leaves.Valid()))
         return found
 
     def _policy(self, path: str) -> str:
-        return "fill" if self._option("fill_null", path) is not None else self._nulls.get(path, self._null_default)
+        if path in self._options.get("fill_null", {}):
+            return "fill"
+        return str(self._options.get("nulls", {}).get(path, self._defaults["nulls"]))
+
+    def _heeded_policy(self, path: str) -> str:
+        self._used |= {("nulls", path), ("fill_null", path)}
+        return self._policy(path)
 
     def _null_value(self, kind: pa.DataType, path: str) -> pa.Scalar | None:
         """What takes the place of nulls in an array of a flat type; None where they raise."""
-        policy = self._policy(path)
+        policy = self._heeded_policy(path)
         floating = pa.types.is_floating(kind)
         if policy == "nan" and not floating:
-            if path in self._nulls:
-                raise OptionError(
-                    f"nulls={{{path!r}: 'nan'}} goes with floating-point columns, but it is {kind}: give "
-                    f"fill_null={{{path!r}: value}}, or 'mask'"
-                )
+            self._refuse_nan(path, f"it is {kind}")
             return None
         if policy == "error":
             return None
-        value = {"nan": float("nan"), "mask": _zero(kind)}.get(policy, self._option("fill_null", path))
+        if policy == "nan":
+            return pa.scalar(float("nan"), kind)
+        return pa.scalar(_zero(kind), kind) if policy == "mask" else self._fill(kind, path)
+
+    def _refuse_nan(self, path: str, why: str) -> None:
+        if path in self._options.get("nulls", {}):
+            raise OptionError(
+                f"nulls={{{path!r}: 'nan'}} goes with floating-point columns, but {why}: give "
+                f"fill_null={{{path!r}: value}}, or 'mask'"
+            )
+
+    def _fill(self, kind: pa.DataType, path: str) -> pa.Scalar:
+        value = self._given("fill_null", path)
         try:
-            return pa.scalar(value, kind)
+            return _exactly([value], kind)[0]
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise OptionError(f"fill_null={{{path!r}: {value!r}}} is no {kind}: {error}") from None
 
@@ -265,18 +290,15 @@ class _Asked:
         A null row that is masked hides what is below it, so within lists the policy ``"mask"`` is ``"error"``.
         """
         if isinstance(kind, pa.FixedShapeTensorType):
-            inner = self._tensor(kind.value_type, path, kind.shape, kind.permutation)
-            return leaves.Stored(inner)
+            return leaves.Stored(self._tensor(kind.value_type, path, kind.shape, kind.permutation, inside))
         if isinstance(kind, pa.BaseExtensionType):
-            if kind.extension_name == "arrow.bool8":
-                return leaves.Stored(leaves.Numbers(self._nulls_of(pa.int8(), path, inside), _dtype("i1"), _dtype("?")))
-            return leaves.Stored(self.leaf(kind.storage_type, path, inside))
-        if self._option("categories", path) is not None:
-            return self._codes(kind, path)
+            return leaves.Stored(self.leaf(_bare(kind), path, inside))
+        if not pa.types.is_nested(kind) and (categories := self._given("categories", path)) is not None:
+            return self._codes(kind, path, categories, inside)
         if pa.types.is_dictionary(kind):
             return leaves.Stored(self.leaf(kind.value_type, path, inside))
-        if self._option("decode", path) is not None and not inside:
-            return self._images(kind, path)
+        if not inside and (image := self._given("decode", path)) is not None:
+            return self._images(kind, path, image)
         for fits, make in (
             (_is_numeric, self._numbers),
             (pa.types.is_decimal, self._decimal),
@@ -291,9 +313,8 @@ class _Asked:
         raise OptionError(f"column {path!r} is of type {kind}, which becomes no array: leave it out of columns=")
 
     def _nulls_of(self, kind: pa.DataType, path: str, inside: bool = False) -> Nulls:
-        if inside and self._policy(path) == "mask":
-            return Nulls(path)
-        return Nulls(path, self._null_value(kind, path))
+        fill = None if inside and self._policy(path) == "mask" else self._null_value(kind, path)
+        return Nulls(path, fill, inside=inside)
 
     def _numbers(self, kind: pa.DataType, path: str, inside: bool) -> Leaf:
         stored, dtype = _dtypes(kind)
@@ -302,42 +323,48 @@ class _Asked:
             raise OptionError(f"dtype={{{path!r}: '{asked}'}} goes with numbers, but the column is {kind}")
         return leaves.Numbers(self._nulls_of(kind, path, inside), stored, asked or dtype)
 
-    def _codes(self, kind: pa.DataType, path: str) -> Leaf:
-        values = kind.value_type if pa.types.is_dictionary(kind) else kind
-        given = self._option("categories", path)
+    def _codes(self, kind: pa.DataType, path: str, given: Any, inside: bool) -> Leaf:
+        values = _bare(kind.value_type if pa.types.is_dictionary(kind) else kind)
+        if isinstance(given, (str, bytes, Mapping, Set)) or not isinstance(given, Iterable):
+            raise OptionError(f"categories={{{path!r}: {given!r}}} must be a list of values")
+        given = given.to_pylist() if isinstance(given, pa.Array) else list(given)
+        if not given:
+            raise OptionError(f"categories={{{path!r}: []}} must be some values")
         try:
-            categories = pa.array(given, values)
-        except (pa.ArrowException, TypeError, ValueError) as error:
+            categories = _exactly(given, values)
+            unique = categories.unique()
+            pc.index_in(categories, value_set=categories)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise OptionError(f"categories={{{path!r}: …}} are no {values}: {error}") from None
-        if not len(categories) or categories.null_count or len(categories.unique()) < len(categories):
-            raise OptionError(f"categories={{{path!r}: …}} must be some values, without nulls, each once")
-        policy, fill = self._policy(path), None
-        if policy == "nan" and path in self._nulls:
-            raise OptionError(f"nulls={{{path!r}: 'nan'}} goes with floating-point arrays: codes are int32")
-        if policy == "mask":
+        if categories.null_count or len(unique) < len(categories):
+            raise OptionError(f"categories={{{path!r}: …}} must be values without nulls, each once")
+        policy, fill = self._heeded_policy(path), None
+        if policy == "nan":
+            self._refuse_nan(path, "codes are whole numbers")
+        elif policy == "mask" and not inside:
             fill = 0
         elif policy == "fill":
-            value = self._option("fill_null", path)
-            if value not in categories.to_pylist():
-                raise OptionError(f"fill_null={{{path!r}: {value!r}}} must be one of its categories")
-            fill = categories.to_pylist().index(value)
-        return leaves.Codes(Nulls(path), categories, fill)
+            value = self._fill(values, path)
+            fill = pc.index_in(pa.repeat(value, 1), value_set=categories)[0].as_py()
+            if fill is None:
+                raise OptionError(f"fill_null={{{path!r}: {value}}} must be one of its categories")
+        dtype = self.dtype(path) or np.dtype(np.int32)
+        return leaves.Codes(Nulls(path, inside=inside), categories, fill, dtype)
 
-    def _images(self, kind: pa.DataType, path: str) -> Leaf:
-        given = self._option("decode", path)
+    def _images(self, kind: pa.DataType, path: str, given: Any) -> Leaf:
         image = given if isinstance(given, Image) else Image(mode=given)
         if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
             raise OptionError(f"decode={{{path!r}: …}} takes a column of binary, but it is {kind}")
-        if self._policy(path) not in ("error", "mask"):
+        if self._heeded_policy(path) == "fill" or self._options.get("nulls", {}).get(path) == "nan":
             raise OptionError(f"{path!r} holds images, whose nulls can be masked only: give nulls={{{path!r}: 'mask'}}")
         try:
-            import PIL.Image
+            import PIL.Image  # noqa: F401
         except ImportError:
             raise MissingExtraError("decode= needs Pillow: pip install 'corgiarrow[images]'") from None
-        return leaves.Images(Nulls(path, None, self._policy(path) == "mask"), image, PIL.Image)
+        return leaves.Images(Nulls(path, None, self._policy(path) == "mask"), image)
 
     def _decimal(self, kind: pa.DataType, path: str, inside: bool) -> Leaf:
-        how = self._decimals.get(path, self._decimals_default)
+        how = self._given("decimals", path) or self._defaults["decimals"]
         nulls = self._nulls_of(kind, path, inside)
         if how == "objects":
             return leaves.Objects(nulls, Decimal)
@@ -350,24 +377,29 @@ class _Asked:
 
     def _bytes(self, kind: pa.DataType, path: str, inside: bool) -> Leaf:
         nulls = self._nulls_of(kind, path, inside)
-        shape = None if inside else self._shape(path)
         text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        if shape is not None and text:
-            raise OptionError(f"shape={{{path!r}: …}} takes lists or bytes, but the column is {kind}")
+        shape = None if inside or text else self._shape(path)
         if pa.types.is_fixed_size_binary(kind):
-            return leaves.Bytes(nulls, shape or [kind.byte_width])
+            width = kind.byte_width
+            shape = shape or [width]
+            if prod(shape) != width:
+                raise OptionError(f"shape={{{path!r}: {shape}}} takes {prod(shape)} bytes, but a row has {width}")
         if shape is not None:
+            if nulls.fill is not None and self._policy(path) == "mask":
+                nulls = Nulls(path, pa.scalar(bytes(prod(shape)), kind))
+            if nulls.fill is not None and len(nulls.fill.as_py()) != prod(shape):
+                raise OptionError(f"fill_null={{{path!r}: {nulls.fill}}} must have the {prod(shape)} bytes of a row")
             return leaves.Bytes(nulls, shape)
-        if path in self._options.get("ragged", ()):
+        if self._given("ragged", path):
             return leaves.RaggedBytes(nulls)
         return leaves.Objects(nulls, str if text else bytes)
 
     def _shape(self, path: str) -> list[int] | None:
-        given = self._option("shape", path)
+        given = self._given("shape", path)
         if given is None:
             return None
-        shape = [given] if isinstance(given, int) else list(given)
-        if not shape or not all(isinstance(n, int) and n > 0 for n in shape):
+        shape = list(given) if isinstance(given, (list, tuple)) else [given]
+        if not shape or not all(is_whole(n) and n > 0 for n in shape):
             raise OptionError(f"shape={{{path!r}: {given!r}}} must be whole numbers of at least 1")
         return shape
 
@@ -387,13 +419,24 @@ class _Asked:
     ) -> Leaf:
         values = self.leaf(kind, path, inside=True)
         if not isinstance(values.spec, ArraySpec):
-            return leaves.Lists(self._row_nulls(path), values)
-        flat = not pa.types.is_nested(kind)
-        fill = self._null_value(kind, path) if flat and not inside else None
-        return leaves.Tensors(Nulls(path, fill, fill is not None), values, shape, permutation)
+            return leaves.Lists(self._row_nulls(path, inside), values)
+        return leaves.Tensors(Nulls(path, inside=inside), values, shape, permutation, self._blank(kind, path, inside))
 
-    def _row_nulls(self, path: str) -> Nulls:
-        return Nulls(path, None, self._policy(path) == "mask")
+    def _blank(self, kind: pa.DataType, path: str, inside: bool) -> Any:
+        """What a null row of fixed shape consists of; None where it raises. Each value of it is of type `kind`."""
+        values = self.leaf(kind, path, inside=True)
+        if self._heeded_policy(path) == "mask":
+            if inside:
+                return None
+            spec = values.spec
+            return np.zeros((), spec.dtype)[()] if spec.content is None else spec.content()
+        while kind != (flat := _value_type(kind)):
+            kind = flat
+        fill = self._null_value(kind, path)
+        return None if fill is None else self.leaf(kind, path, inside=True).convert(pa.repeat(fill, 1))[0]
+
+    def _row_nulls(self, path: str, inside: bool) -> Nulls:
+        return Nulls(path, None, self._heeded_policy(path) == "mask" and not inside, inside)
 
     def _list(self, kind: pa.DataType, path: str, inside: bool) -> Leaf:
         if pa.types.is_map(kind):
@@ -401,21 +444,74 @@ class _Asked:
             values = self.leaf(entries, path, inside=True)
         else:
             values = self.leaf(kind.value_type, path, inside=True)
-        shape, pad = (None, None) if inside else (self._shape(path), self._option("pad", path))
+        shape, pad = (None, None) if inside else (self._shape(path), self._given("pad", path))
+        if shape is not None and pad is not None:
+            raise OptionError(f"shape= and pad= both name {path!r}: choose one")
         plain = isinstance(values.spec, ArraySpec)
         if (shape is not None or pad is not None) and not plain:
             raise OptionError(f"shape= and pad= take lists of numbers, but column {path!r} is {kind}")
         if shape is not None:
-            return leaves.Tensors(Nulls(path), values, shape)
-        lists = leaves.Lists(self._row_nulls(path), values)
+            blank = self._blank(kind.value_type, path, inside)
+            return leaves.Tensors(Nulls(path), values, shape, blank=blank)
+        lists = leaves.Lists(self._row_nulls(path, inside), values)
         if pad is None:
             return lists
         if values.spec.dtype.kind not in "fiub":
             raise OptionError(f"pad={{{path!r}: …}} takes lists of numbers, but it is {kind}")
-        return leaves.Padded(Nulls(path), lists, values, pad if isinstance(pad, Pad) else Pad(length=pad))
+        pad = pad if isinstance(pad, Pad) else Pad(length=pad)
+        try:
+            return leaves.Padded(Nulls(path), lists, values, pad)
+        except (ConversionError, OverflowError, TypeError):
+            raise OptionError(f"pad={{{path!r}: {pad}}} has a value that is no {values.spec.dtype}") from None
+
+
+def _by_name(option: str, given: Any) -> dict[str, Any]:
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise OptionError(f"{option}={given!r} must be a dict by name of column: {option}={{'name': …}}")
+    nothing = [name for name, value in given.items() if value is None]
+    if nothing:
+        raise OptionError(f"{option}={{{nothing[0]!r}: None}} asks for nothing: leave it out")
+    return dict(given)
+
+
+def _names(given: Any) -> list[str]:
+    if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
+        raise OptionError(f"ragged={given!r} must be a list of names")
+    return list(given)
+
+
+def _exactly(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Return values as an array of a type; raise ValueError where Arrow would cut off a part of one."""
+    found = kept = pa.array(values, kind)
+    if pa.types.is_floating(kind):
+        cast_checked(np.array([v for v in values if v is not None]), np.dtype(kind.to_pandas_dtype()), "given")
+        return found
+    if pa.types.is_integer(kind):
+        if found.to_pylist() != values:
+            raise ValueError("a part would be lost")
+        return found
+    given = pa.array(values)
+    if pa.types.is_temporal(kind) and pa.types.is_integer(given.type):
+        return found
+    if pa.types.is_timestamp(kind) and pa.types.is_timestamp(given.type):
+        # Both are UTC: a cast that drops a time zone would go to local time.
+        given, kept = (x.view(pa.timestamp(x.type.unit)) for x in (given, found))
+    if not kept.cast(given.type).equals(given):
+        raise ValueError("a part would be lost")
+    return found
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    """Type of what lies within a type, or the type itself."""
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_dictionary(kind):
+        return kind.value_type
+    return _bare(kind)
 
 
 def _bare(kind: pa.DataType) -> pa.DataType:
+    """Return the type that an extension type stands for."""
+    if isinstance(kind, pa.Bool8Type):
+        return pa.bool_()
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 

@@ -34,11 +34,13 @@ class Nulls:
     fill
         What comes in their place, of the column's type or that of its values; None where they raise.
     masks
-        Whether a null row of a list may pass as a row of `fill`, or an empty one.
+        Whether a null row of a list may pass as an empty one, that of an image as black.
+    inside
+        Whether these are nulls of a list's values, which no policy masks.
     """
 
-    def __init__(self, name: str, fill: pa.Scalar | None = None, masks: bool = False):
-        self.name, self.fill, self.masks = name, fill, masks
+    def __init__(self, name: str, fill: pa.Scalar | None = None, masks: bool = False, inside: bool = False):
+        self.name, self.fill, self.masks, self.inside = name, fill, masks, inside
 
     def filled(self, column: pa.Array) -> pa.Array:
         """Return the column without nulls.
@@ -56,9 +58,12 @@ class Nulls:
 
     def error(self, count: int) -> ConversionError:
         """Return the error to raise for nulls that nothing replaces."""
+        fill, nan, mask = (f"{{{self.name!r}: {value}}}" for value in ("…", "'nan'", "'mask'"))
+        where = " within its lists" if self.inside else ""
+        masked = "" if self.inside else f"nulls={mask}, "
         return ConversionError(
-            f"column {self.name!r} has {count} nulls, which no array can hold: give fill_null={{{self.name!r}: …}}, "
-            f"or nulls={{{self.name!r}: 'mask'}} (or 'nan' for floating-point numbers), or filter these rows out"
+            f"column {self.name!r} has {count} nulls{where}, which no array can hold: give fill_null={fill}, {masked}"
+            f"nulls={nan} for floating-point numbers, or filter these rows out"
         )
 
 
@@ -107,17 +112,15 @@ class Numbers(Leaf):
         return cast_checked(found, self._dtype, self._nulls.name)
 
     def shared(self, column: pa.Array) -> Array | None:
-        if column.null_count and self._nulls.fill is not None:
-            return None
-        return self.convert(column) if self._stored == self._dtype else None
+        return self.convert(column) if self._stored == self._dtype and not column.null_count else None
 
 
 class Codes(Leaf):
-    """Places of values in a list of categories, int32."""
+    """Places of values in a list of categories, int32 or the dtype asked for."""
 
-    def __init__(self, nulls: Nulls, categories: pa.Array, fill: int | None):
-        self._nulls, self._categories, self._fill = nulls, categories, fill
-        self.spec = ArraySpec(np.dtype(np.int32), (None,))
+    def __init__(self, nulls: Nulls, categories: pa.Array, fill: int | None, dtype: np.dtype[Any]):
+        self._nulls, self._categories, self._fill, self._dtype = nulls, categories, fill, dtype
+        self.spec = ArraySpec(dtype, (None,))
 
     def convert(self, column: pa.Array) -> Array:
         if isinstance(column, pa.DictionaryArray):
@@ -133,9 +136,9 @@ class Codes(Leaf):
                     f"categories: add it to categories={{{self._nulls.name!r}: [...]}}, or filter these rows out"
                 )
             if self._fill is None:
-                raise self._nulls.error(column.null_count)
+                raise self._nulls.error(codes.null_count)
             codes = pc.fill_null(codes, self._fill)
-        return view(codes, np.dtype(np.int32))
+        return cast_checked(view(codes, np.dtype(np.int32)), self._dtype, self._nulls.name)
 
     def shared(self, column: pa.Array) -> Array | None:
         # Each call builds a table of all categories; the codes are small.
@@ -156,21 +159,35 @@ class Objects(Leaf):
         return found
 
 
+_EXACT_DIGITS, _EXACT_POWER = 15, 22
+"""Whole numbers of so many digits are exact as float64, and so are powers of ten up to this one."""
+
+
 class Decimals(Leaf):
     """Decimals as whole numbers of their last digit, int64, or as the nearest float64."""
 
     def __init__(self, nulls: Nulls, kind: pa.DataType, unscaled: bool):
-        self._nulls, self._unscaled, self._words = nulls, unscaled, kind.bit_width // 64
+        self._nulls, self._kind, self._unscaled = nulls, kind, unscaled
         self.spec = ArraySpec(np.dtype(np.int64 if unscaled else np.float64), (None,))
 
     def convert(self, column: pa.Array) -> Array:
         column = self._nulls.filled(column)
-        if not self._unscaled:
-            return view(pc.cast(column, pa.float64()), np.dtype(np.float64))
-        if not self._words:
+        if self._unscaled:
+            return self._counts(column)
+        # Arrow's own cast is often off by the last bit. A division of two exact numbers is not.
+        if self._kind.precision <= _EXACT_DIGITS and 0 <= self._kind.scale <= _EXACT_POWER:
+            quotients: Array = self._counts(column) / 10.0**self._kind.scale
+            return quotients
+        return np.array([float(value) for value in column.to_pylist()], dtype=np.float64)
+
+    def _counts(self, column: pa.Array) -> Int64s:
+        words = self._kind.bit_width // 64
+        if words == 0:
             return view(column, np.dtype(np.int32)).astype(np.int64)
-        words = view(column, np.dtype((np.int64, self._words)) if self._words > 1 else np.dtype(np.int64))
-        return words[:, 0].copy() if self._words > 1 else words
+        if words == 1:
+            return view(column, np.dtype(np.int64))
+        lowest: Int64s = view(column, np.dtype((np.int64, words)))[:, 0].copy()  # It holds all that fits into int64.
+        return lowest
 
 
 class Tensors(Leaf):
@@ -184,32 +201,39 @@ class Tensors(Leaf):
         Shape of each row as Arrow stores it.
     permutation
         Order of its axes to give, None for as stored.
+    blank
+        What a null row consists of; None where it raises.
     """
 
     def __init__(
-        self, nulls: Nulls, values: Leaf, stored: Sequence[int], permutation: Sequence[int] | None = None
+        self,
+        nulls: Nulls,
+        values: Leaf,
+        stored: Sequence[int],
+        permutation: Sequence[int] | None = None,
+        blank: Any = None,
     ):
-        self._nulls, self._values, self._stored = nulls, values, tuple(stored)
+        self._nulls, self._values, self._stored, self._blank = nulls, values, tuple(stored), blank
         self._axes = None if permutation is None else (0, *(axis + 1 for axis in permutation))
         shape = self._stored if permutation is None else tuple(self._stored[axis] for axis in permutation)
         inner = values.spec
-        self.spec = ArraySpec(inner.dtype, (None, *shape, *inner.shape[1:]), inner.content)
+        self._shape = (*shape, *inner.shape[1:])
+        self.spec = ArraySpec(inner.dtype, (None, *self._shape), inner.content)
 
     def convert(self, column: pa.Array) -> Array:
-        size = prod(self._stored)
-        values, valid = self._rows(column, size)
-        if valid is not None:
-            if not self._nulls.masks:
-                raise self._nulls.error(int((~valid).sum()))
-            # What lies below a null row is anything.
-            values = pc.if_else(pa.array(np.repeat(valid, size)), values, self._nulls.fill)
-        return self._shaped(self._values.convert(values), len(column))
+        if not column.null_count:
+            return self._shaped(self._values.convert(self._rows(column)), len(column))
+        if self._blank is None:
+            raise self._nulls.error(column.null_count)
+        # What lies below a null row is anything, so only the others are converted.
+        found = np.full((len(column), *self._shape), self._blank, dtype=self.spec.dtype)
+        found[column.is_valid().to_numpy(zero_copy_only=False)] = self.convert(column.drop_null())
+        return found
 
     def shared(self, column: pa.Array) -> Array | None:
         if column.null_count or self._axes is not None:
             return None
-        values, _ = self._rows(column, prod(self._stored))
-        found = self._values.shared(values)
+        found = self._values.shared(self._rows(column))
         return None if found is None else self._shaped(found, len(column))
 
     def _shaped(self, values: Array, rows: int) -> Array:
@@ -218,23 +242,13 @@ class Tensors(Leaf):
             return found
         return np.ascontiguousarray(found.transpose(*self._axes, *range(len(self._axes), found.ndim)))
 
-    def _rows(self, column: pa.Array, size: int) -> tuple[pa.Array, Bools | None]:
-        """Return ``size`` values for each row, and which rows are valid where some are not."""
-        valid = column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else None
-        if pa.types.is_fixed_size_list(column.type):
-            # `flatten` would leave out null rows, and `values` knows nothing of a slice.
-            width = column.type.list_size
-            if width != size:
-                raise _shape_error(self._nulls.name, width, size, self._stored)
-            return column.values.slice(column.offset * size, len(column) * size), valid
-        if valid is not None:
-            raise self._nulls.error(int((~valid).sum()))
+    def _rows(self, column: pa.Array) -> pa.Array:
+        """Return the values of all rows, none of which is null."""
         values, offsets = extents(column)
-        lengths = np.diff(offsets)
+        lengths, size = np.diff(offsets), prod(self._stored)
         if (lengths != size).any():
-            row = int(np.argmax(lengths != size))
-            raise _shape_error(self._nulls.name, int(lengths[row]), size, self._stored, row)
-        return values, None
+            raise _shape_error(self._nulls.name, int(lengths[lengths != size][0]), size, self._stored)
+        return values
 
 
 class Bytes(Leaf):
@@ -247,15 +261,11 @@ class Bytes(Leaf):
     def convert(self, column: pa.Array) -> Array:
         column, size = self._nulls.filled(column), prod(self._shape)
         if pa.types.is_fixed_size_binary(column.type):
-            width = column.type.byte_width
-            if width != size:
-                raise _shape_error(self._nulls.name, width, size, self._shape)
             return view(column, np.dtype((np.uint8, (size,)))).reshape(len(column), *self._shape)
         data, offsets = bytes_of(column)
         lengths = np.diff(offsets)
         if (lengths != size).any():
-            row = int(np.argmax(lengths != size))
-            raise _shape_error(self._nulls.name, int(lengths[row]), size, self._shape, row)
+            raise _shape_error(self._nulls.name, int(lengths[lengths != size][0]), size, self._shape)
         return data.reshape(len(column), *self._shape)
 
     def shared(self, column: pa.Array) -> Array | None:
@@ -305,8 +315,7 @@ class Padded(Leaf):
     def __init__(self, nulls: Nulls, lists: Lists, values: Leaf, pad: Pad):
         self._nulls, self._lists, self._values, self._pad = nulls, lists, values, pad
         inner: ArraySpec = values.spec
-        fill = cast_checked(np.array([pad.value]), inner.dtype, nulls.name)
-        self._fill = fill[0]
+        self._fill = cast_checked(np.array([pad.value]), inner.dtype, nulls.name)[0]
         self.spec = ArraySpec(inner.dtype, (None, pad.length, *inner.shape[1:]))
 
     def convert(self, column: pa.Array) -> Array:
@@ -329,8 +338,8 @@ class Padded(Leaf):
 class Images(Leaf):
     """Encoded images as pixels."""
 
-    def __init__(self, nulls: Nulls, image: Image, pillow: Any):
-        self._nulls, self._image, self._pillow = nulls, image, pillow
+    def __init__(self, nulls: Nulls, image: Image):
+        self._nulls, self._image = nulls, image
         self._pixel = MODES[image.mode]
         dtype = np.dtype(np.uint8 if image.size else object)
         shape = (None, *image.size, *self._pixel) if image.size else (None,)
@@ -352,7 +361,9 @@ class Images(Leaf):
         return found
 
     def _pixels(self, encoded: pa.Buffer) -> Array:
-        pillow, name = self._pillow, self._nulls.name
+        import PIL.Image as pillow  # noqa: N813 - an extra, and no module that is held can be pickled
+
+        name = self._nulls.name
         try:
             with pillow.open(BytesIO(encoded)) as image:
                 limit = pillow.MAX_IMAGE_PIXELS
@@ -361,25 +372,23 @@ class Images(Leaf):
                         f"column {name!r} has an image of {image.width} × {image.height} pixels, more than Pillow's "
                         f"limit of {limit}: raise PIL.Image.MAX_IMAGE_PIXELS if you trust the data"
                     )
-                if image.mode.startswith(("I", "F")):
+                # Pillow has no mode for 16 bits of several channels: it would drop half of them.
+                if image.mode.startswith(("I", "F")) or any(";16" in str(tile) for tile in image.tile):
                     raise ConversionError(
-                        f"column {name!r} has an image of mode {image.mode!r}, whose values do not fit into uint8: "
-                        "leave it as bytes, and decode it in transform="
+                        f"column {name!r} has an image of {image.mode!r} whose values do not fit into uint8: leave it "
+                        "as bytes, and decode it in transform="
                     )
                 converted = image.convert(self._image.mode)
                 if self._image.size and converted.size != (wanted := self._image.size[::-1]):
                     converted = converted.resize(wanted, pillow.Resampling.BILINEAR)
                 return np.array(converted)
-        except ConversionError:
+        except (ConversionError, MemoryError):
             raise
-        except (
-            OSError,
-            SyntaxError,
-            ValueError,
-            pillow.DecompressionBombError,
-            pillow.DecompressionBombWarning,
-        ) as error:
-            raise ConversionError(f"column {name!r} has an image that cannot be decoded: {error}") from None
+        except Exception as error:  # noqa: BLE001 - Pillow's readers raise what they like on broken bytes
+            raise ConversionError(
+                f"column {name!r} has an image that cannot be decoded: {error}; filter these rows out, or read the "
+                "column as bytes"
+            ) from None
 
 
 class Structs(Leaf):
@@ -416,10 +425,12 @@ class Stored(Leaf):
 
     def shared(self, column: pa.Array) -> Array | None:
         # What a dictionary spells out is a copy, so made for one batch at a time.
-        return self._inner.shared(column.storage) if isinstance(column, pa.ExtensionArray) else None
+        return self._inner.shared(_plain(column)) if isinstance(column, pa.ExtensionArray) else None
 
 
 def _plain(column: pa.Array) -> pa.Array:
+    if isinstance(column, pa.Bool8Array):
+        return pc.not_equal(column.storage, 0)
     if isinstance(column, pa.ExtensionArray):
         return column.storage
     return column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
@@ -473,11 +484,8 @@ def _offsets(column: pa.Array) -> Int64s:
     return found.astype(np.int64)
 
 
-def _shape_error(
-    name: str, found: int, wanted: int, shape: Sequence[int], row: int | None = None
-) -> ConversionError:
-    where = "" if row is None else f" in row {row} of a batch"
+def _shape_error(name: str, found: int, wanted: int, shape: Sequence[int]) -> ConversionError:
     return ConversionError(
-        f"column {name!r} has {found} values{where}, but shape={{{name!r}: {tuple(shape)}}} takes {wanted}: give "
+        f"column {name!r} has a row of {found} values, but shape={{{name!r}: {tuple(shape)}}} takes {wanted}: give "
         "another shape, or none, or pad= for lists of numbers"
     )

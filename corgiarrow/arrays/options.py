@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
+import numpy as np
 import numpy.typing as npt
 
 from corgiarrow.errors import OptionError
@@ -33,8 +34,10 @@ class Pad:
     truncate: bool = False
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise OptionError(f"length={self.length} must be at least 1")
+        if not is_whole(self.length) or self.length < 1:
+            raise OptionError(f"length={self.length!r} must be a whole number of at least 1")
+        if not isinstance(self.value, (bool, int, float, np.number)):
+            raise OptionError(f"value={self.value!r} must be a number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +57,13 @@ class Image:
     size: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
+        if not isinstance(self.mode, str) or self.mode not in MODES:
             raise OptionError(f"mode={self.mode!r} must be one of: {', '.join(MODES)}")
-        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
-            raise OptionError(f"size={self.size} must be a height and a width of at least 1")
+        if self.size is None:
+            return
+        pair = isinstance(self.size, (tuple, list)) and len(self.size) == 2
+        if not pair or not all(is_whole(n) and n >= 1 for n in self.size):
+            raise OptionError(f"size={self.size!r} must be a height and a width, whole numbers of at least 1")
 
 
 class ArrayOptions(TypedDict, total=False):
@@ -75,7 +81,7 @@ class ArrayOptions(TypedDict, total=False):
     fill_null
         Values to put in the place of nulls, by name.
     categories
-        Columns that become int32 codes: the place of each value in the list given, or in what
+        Columns (or lists) whose values become int32 codes: the place of each in the list given, or in what
         :func:`corgiarrow.loader.find_categories` found.
     pad
         Lists of numbers that become rows of one length: a number, or a :class:`Pad`.
@@ -84,7 +90,8 @@ class ArrayOptions(TypedDict, total=False):
     decode
         Columns of encoded images: an :class:`Image`, or its mode.
     dtype
-        Dtype to convert numbers to, by name. Floating-point numbers may be rounded; a whole number that changes raises.
+        Dtype to convert numbers to, by name of a column or a stack. Floating-point numbers may be rounded; a whole
+        number that changes raises.
     decimals
         ``"objects"`` (:class:`decimal.Decimal`, the default), ``"unscaled"`` (int64, in units of the last digit) or
         ``"float64"`` (the nearest), for all columns or by name.
@@ -104,4 +111,6 @@ class ArrayOptions(TypedDict, total=False):
     ragged: Sequence[str]
 
 
-Policy = Literal["error", "nan", "mask", "fill"]
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number, and no bool."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
