@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.fs
 import pyarrow.parquet as pq
 
@@ -588,6 +587,9 @@ def _possible(
     values = path_values([f.path for f in files], schema)
     number = "corgiarrow file number"
     nowhere = pa.fs.LocalFileSystem()
+    # Only here: it brings pandas, where that is installed.
+    import pyarrow.dataset as ds
+
     form = ds.ParquetFileFormat()
     fragments = []
     for place in range(len(files)):

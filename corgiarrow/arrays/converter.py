@@ -90,11 +90,14 @@ class Converter:
 
     def _parts(self, column: "_Column | _Stack", rows: pa.RecordBatch, first: int, size: int) -> Iterable[Any]:
         try:
-            shared = column.shared(rows)
+            if isinstance(column, _Stack):
+                stacked = column.split(rows, first, size)
+                if stacked is not None:
+                    return map(self._out.whole, stacked)
+            elif (shared := column.shared(rows)) is not None:
+                return self._out.split(shared[first:], size)
         except ConversionError:
-            shared = None  # So that the batch raises that holds the value.
-        if shared is not None:
-            return self._out.split(shared[first:], size)
+            pass  # So that the batch raises that holds the value.
         whole = partial(map_leaves, self._out.whole)
         return (whole(column.convert(rows.slice(n, size))) for n in range(first, rows.num_rows, size))
 
@@ -155,16 +158,25 @@ class _Stack:
         self.spec = ArraySpec(dtype, (None, self._ends[-1]))
 
     def convert(self, batch: pa.RecordBatch) -> Array:
-        found = np.empty((batch.num_rows, self._ends[-1]), dtype=self._dtype)
-        begin = 0
-        for column, end in zip(self._members, self._ends, strict=True):
-            part = cast_checked(column.convert(batch), self._dtype, self._name)
-            found[:, begin:end] = part[:, None] if part.ndim == 1 else part
-            begin = end
-        return found
+        return self._side_by_side([column.convert(batch) for column in self._members])
 
-    def shared(self, rows: pa.RecordBatch) -> None:
-        return None
+    def split(self, rows: pa.RecordBatch, first: int, size: int) -> Iterator[Array] | None:
+        """Matrices of the batches that follow row number `first`; None where a member has to be converted by itself."""
+        parts = []
+        for column in self._members:
+            shared = column.shared(rows)
+            if shared is None:
+                return None
+            parts.append(shared)
+        ends = range(first, rows.num_rows, size)
+        return (self._side_by_side([part[n : n + size] for part in parts]) for n in ends)
+
+    def _side_by_side(self, parts: Sequence[Array]) -> Array:
+        parts = [cast_checked(part, self._dtype, self._name) for part in parts]
+        if self._ends[-1] == len(parts) and all(part.ndim == 1 for part in parts):
+            # Half the time of writing column by column: what is turned lies in the cache.
+            return np.ascontiguousarray(np.array(parts).T)
+        return np.concatenate([part[:, None] if part.ndim == 1 else part for part in parts], axis=1)
 
 
 class _Asked:

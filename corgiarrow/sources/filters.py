@@ -7,7 +7,6 @@ from itertools import chain, combinations
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from corgiarrow.errors import ColumnNotFoundError, OptionError
@@ -79,6 +78,8 @@ class RowFilter:
 
     def possible(self, index: BlockIndex, file: int, footer: pq.FileMetaData) -> list[int]:
         """Numbers of the row groups of a file that statistics do not rule out."""
+        import pyarrow.dataset as ds  # Only here: it brings pandas, where that is installed.
+
         groups = list(range(footer.num_row_groups))
         layout = index.layouts[index.file_layout[file]]
         for column in self.columns:
