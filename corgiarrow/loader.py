@@ -144,6 +144,11 @@ class Loader:
         return self._reader
 
     @property
+    def transform(self) -> Transform | None:
+        """The function of a batch, if there is one."""
+        return self._transform
+
+    @property
     def spec(self) -> dict[str, Any]:
         """Arrays of a batch, before the transform: see :attr:`corgiarrow.arrays.Converter.spec`."""
         return self._converter.spec
