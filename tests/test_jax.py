@@ -7,23 +7,10 @@ import sys
 from pathlib import Path
 
 from conftest import write_dataset
+from processes import run, run_examples
 
 TESTS = Path(__file__).parent
 FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-
-
-def run(arguments: list[str], timeout_s: float = 120, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=TESTS.parent,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_cases() -> None:
@@ -41,13 +28,20 @@ def test_a_missing_extra_says_what_to_type() -> None:
     assert "pip install 'corgiarrow[jax]'" in found
 
 
+def test_examples(tmp_path: Path) -> None:
+    """They learn what there is to learn: label = 2 f0 − f1."""
+    found = run_examples("jax.md", tmp_path, epilogue="print(w.tolist())", **FOUR_DEVICES)
+    assert abs(eval(found)[0] - 2) < 0.7
+
+
 def test_two_processes(tmp_path: Path) -> None:
     """Each process reads its part, and global arrays hold both, in order."""
     write_dataset(tmp_path / "rows", [[30, 10], [5, 55], [60]])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | FOUR_DEVICES | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    environment["PYTHONPATH"] = str(TESTS.parent)
     script = [sys.executable, str(TESTS / "jax_two_processes.py"), str(port), str(tmp_path / "rows")]
     both = [
         subprocess.Popen(

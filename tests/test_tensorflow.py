@@ -1,27 +1,9 @@
 """TensorFlow, in processes of its own: its threads do not go with the forks of other tests."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from conftest import write_dataset
-
-TESTS = Path(__file__).parent
-
-
-def run(arguments: list[str], timeout_s: float = 150) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=TESTS.parent,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+from processes import run, run_examples
 
 
 def test_cases() -> None:
@@ -37,6 +19,12 @@ def test_a_missing_extra_says_what_to_type() -> None:
     found = run(["-c", code])
     assert found.startswith("MissingExtraError")
     assert "pip install 'corgiarrow[tensorflow]'" in found
+
+
+def test_examples(tmp_path: Path) -> None:
+    said = "print(model.optimizer.iterations.numpy(), batch['x'].shape)"
+    found = run_examples("tensorflow.md", tmp_path, epilogue=said)
+    assert found.split() == ["64", "(64,", "2)"]
 
 
 def test_a_process_may_end_in_the_middle(tmp_path: Path) -> None:
