@@ -90,7 +90,8 @@ class DeviceLoader(Loader):
         the batches that the processes hold of one step, in the order of the mesh. None for this process's batch on
         its default device.
     transform
-        A function of a batch of NumPy arrays, called in threads; what it returns is put on devices.
+        A function of a batch of NumPy arrays, called in threads; what it returns is put on devices. With `sharding` all
+        of it must be arrays of the batch's rows.
     workers
         Threads that convert and transform: see :class:`corgiarrow.Loader`.
     **options
@@ -126,11 +127,10 @@ class DeviceLoader(Loader):
         # JAX may take over NumPy's memory as it stands. Nobody writes to it again, so no copy is asked for.
         if self._sharding is None:
             return jax.device_put(ready)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(batch, is_leaf=_is_ragged):
+        for leaf in jax.tree.leaves(batch, is_leaf=_is_ragged):
             if isinstance(leaf, Ragged) or not np.ndim(leaf):
                 raise ConversionError(
-                    f"transform= returned {_kind(leaf)} at {jax.tree_util.keystr(path)}, which has no rows to spread "
-                    "over sharding=: return arrays [rows, …]"
+                    f"transform= returned {_kind(leaf)}, which sharding= cannot spread: return arrays [rows, …] of it"
                 )
         world_size = self._reader.part.world_size
         shapes = jax.tree.map(lambda leaf: (world_size * leaf.shape[0], *leaf.shape[1:]), ready)
@@ -200,6 +200,11 @@ def _check_spec(spec: Mapping[str, Any], sharding: NamedSharding | None) -> None
                 f"column {name!r} holds rows of differing lengths, which sharding= cannot spread: give pad= or shape= "
                 "for it, or leave it out of columns="
             )
+        if sharding is not None and len(sharding.spec) > len(each.shape):
+            raise OptionError(
+                f"column {name!r} has {len(each.shape)} dimensions, fewer than the {len(sharding.spec)} of sharding="
+                f"{sharding.spec}: name the axis of rows alone, PartitionSpec({sharding.spec[0]!r})"
+            )
         if _narrows(_counted(each.dtype)):
             narrowed.append((name, each))
     if not narrowed:
@@ -266,4 +271,6 @@ def _no_array(value: Any) -> ConversionError:
 
 
 def _kind(value: Any) -> str:
-    return f"an array of {value.dtype}" if isinstance(value, (np.ndarray, np.generic)) else f"a {type(value).__name__}"
+    if isinstance(value, (np.ndarray, np.generic)):
+        return f"an array of {value.dtype}" if value.ndim else f"one {value.dtype}"
+    return f"a {type(value).__name__}"

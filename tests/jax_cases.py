@@ -144,6 +144,7 @@ def test_a_transform_gets_numpy_and_may_return_any_pytree(every: Path) -> None:
         (lambda batch: batch["wide_i64"], "int64 to 32 bits"),
         (lambda batch: batch["text"], "an array of object"),
         (lambda batch: "a word", "a str"),
+        (lambda batch: Ragged(np.zeros(1, np.float32), np.array([0, 2**31])), "2147483648 values in its lists"),
         (lambda batch: np.array([Decimal(1)]), "an array of object"),
     ],
 )
@@ -176,6 +177,12 @@ def test_a_mesh_may_have_other_axes(plain: Path) -> None:
     both = NamedSharding(mesh, P(("data", "model")))
     with pytest.raises(ca.OptionError, match="batch_size=18 must be a multiple of 4"):
         corgiarrow.jax.loader(plain, sharding=both, columns=["x"], batch_size=18)
+    deep = NamedSharding(mesh, P("data", "model"))
+    with pytest.raises(ca.OptionError, match="1 dimensions, fewer than the 2"):
+        corgiarrow.jax.loader(plain, sharding=deep, **COLUMNS)
+    stacked = {"stack": {"x2": ["x", "label"]}, "dtype": {"x2": "float32"}}
+    batch = next(iter(corgiarrow.jax.loader(plain, sharding=deep, **stacked, **COLUMNS)))
+    assert [shard.data.shape for shard in batch["x2"].addressable_shards] == [(8, 1)] * 4
     whole = corgiarrow.jax.loader(plain, sharding=NamedSharding(mesh, P()), columns=["x"], batch_size=17)
     assert sum(batch["x"].shape[0] for batch in whole) == 160
 
@@ -196,7 +203,7 @@ def test_ragged_rows_cannot_be_sharded(every: Path, rows: NamedSharding) -> None
         corgiarrow.jax.loader(every, sharding=rows, columns=["ragged"], drop_last=True, batch_size=32)
     options = {"columns": ["ragged"], "drop_last": True, "batch_size": 32, "transform": dict, "workers": 1}
     loader = corgiarrow.jax.loader(every, sharding=rows, **options)
-    with pytest.raises(ca.ConversionError, match="has no rows"):
+    with pytest.raises(ca.ConversionError, match="a Ragged, which sharding= cannot spread"):
         next(iter(loader))
 
 
