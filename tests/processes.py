@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).parent.parent
 
 
-def run(arguments: list[str], timeout_s: float = 150, cwd: Path = ROOT, **environment: str) -> str:
+def run(arguments: list[str], timeout_s: float = 280, cwd: Path = ROOT, **environment: str) -> str:
     """Run Python; return what it says on stdout."""
     done = subprocess.run(
         [sys.executable, *arguments],
