@@ -68,6 +68,34 @@ def part_options(options: LoaderOptions) -> tuple[ReaderOptions, ArrayOptions]:
     return cast(ReaderOptions, reads), cast(ArrayOptions, arrays)
 
 
+def as_reader(data: Data | Reader, options: LoaderOptions, **place: Any) -> tuple[Reader, ArrayOptions]:
+    """Return a reader, and those of the options that are for arrays.
+
+    Parameters
+    ----------
+    data
+        As for :class:`Reader`, or a reader, which is returned as it is.
+    options
+        Keywords as every adapter takes them.
+    **place
+        Keywords of :class:`Reader` that the adapter settles; None where nobody gave one.
+
+    Raises
+    ------
+    TypeError
+        There is no such keyword.
+    OptionError
+        A keyword is for the reader, though there is one.
+    """
+    reads, arrays = part_options(options)
+    given = {**reads, **{name: value for name, value in place.items() if value is not None}}
+    if not isinstance(data, Reader):
+        return Reader(data, **given), arrays
+    if given:
+        raise OptionError(f"{', '.join(f'{name}=' for name in given)} goes with data: give it to Reader(…) instead")
+    return data, arrays
+
+
 class Loader:
     """Batches of a reader as dicts of arrays, in the reader's order.
 
@@ -118,6 +146,11 @@ class Loader:
     def reader(self) -> Reader:
         """Where batches come from."""
         return self._reader
+
+    @property
+    def transform(self) -> Transform | None:
+        """The function of a batch, if there is one."""
+        return self._transform
 
     @property
     def spec(self) -> dict[str, Any]:

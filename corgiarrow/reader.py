@@ -269,9 +269,24 @@ class Reader:
         return self._batch_size
 
     @property
+    def drop_last(self) -> bool:
+        """Whether rows past the last whole step are dropped."""
+        return self._drop_last
+
+    @property
+    def part(self) -> Part:
+        """The place of this reader in the job."""
+        return self._part
+
+    @property
     def position(self) -> tuple[int, int]:
         """The epoch, and the batches of this part that were delivered in it."""
         return self._epoch, self._delivered
+
+    @property
+    def next_pass(self) -> tuple[int, int]:
+        """The epoch of the next pass, and the number of the batch of this part that it begins with."""
+        return self._epoch, self._delivered if self._resume else 0
 
     def mark(self, slices: Generator[Slice, None, None], position: tuple[int, int]) -> bool:
         """Say which of the positions that a pass went through its batches have reached their user.
