@@ -117,6 +117,11 @@ class ParquetSource:
         self.mean_factor: float = max(float((shares * factors).sum()), _DECODE_FACTOR)
         self._largest_factor = float((shares * factors).max())
 
+    def narrowed(self, columns: Sequence[str], on_error: str = "raise") -> "ParquetSource":
+        """Return a source of the same rows, of some columns."""
+        chosen = None if self.row_filter is None else self.row_filter.expression
+        return ParquetSource(self.index, columns, filter=chosen, on_error=on_error)
+
     @property
     def fingerprint(self) -> str:
         """The index's fingerprint, and the filter with what it keeps."""
