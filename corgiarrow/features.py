@@ -108,8 +108,7 @@ class FeatureMatrix:
         for name, column in zip(self._columns, columns, strict=True):
             if self._raises and column.null_count and name not in self._filled:
                 raise hole(name, f"{column.null_count} nulls")
-        cast_ = [c if c.type == f.type else c.cast(f.type) for c, f in zip(columns, self._schema, strict=True)]
-        found: Array = self._converter(pa.RecordBatch.from_arrays(cast_, schema=self._schema))[_MATRIX]
+        found: Array = self._converter(_as_trained(columns, self._schema))[_MATRIX]
         if self.scaling is not None:
             found = self.scaling.apply(found)
         if self._raises or (self._mean and self.scaling is not None):
@@ -196,7 +195,7 @@ class Labels:
         column = batch.column(self.name)
         if column.null_count:
             raise hole(self.name, f"{column.null_count} nulls")
-        found: Array = self._converter(pa.RecordBatch.from_arrays([column], schema=self._schema))[self.name]
+        found: Array = self._converter(_as_trained([column], self._schema))[self.name]
         if self.classes is not None:
             return self.classes[found]
         if not np.isfinite(found).all():
@@ -226,3 +225,16 @@ def hole(name: str, what: str) -> ConversionError:
         f"column {name!r} has {what}, from which nothing can be learnt: leave these rows out by a filter{example}; or, "
         "for a feature, train with nulls='mean' (--nulls mean), which puts the mean there"
     )
+
+
+def _as_trained(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """Give columns the types that the training had: those of held-out rows may differ."""
+    found = []
+    for column, field in zip(columns, schema, strict=True):
+        try:
+            found.append(column if column.type == field.type else column.cast(field.type))
+        except pa.ArrowException as error:
+            raise ConversionError(
+                f"column {field.name!r} is {column.type} here, and {field.type} where the model learns: {error}"
+            ) from None
+    return pa.RecordBatch.from_arrays(found, schema=schema)

@@ -212,6 +212,34 @@ def test_scores_are_those_of_scikit_learn(sorted_rows: Path) -> None:
     assert not found.stopped_early
 
 
+def test_held_out_rows_may_have_other_types(sorted_rows: Path, tmp_path: Path) -> None:
+    table = ds.dataset(sorted_rows).to_table()
+    scores = []
+    for number, changes in enumerate(({}, {"a": "float32", "b": "int64", "label": "int8"}, {"b": "string"})):
+        other = table
+        for name, kind in changes.items():
+            values = pa.array(["x"] * 600) if kind == "string" else table[name].cast(kind)
+            other = other.set_column(other.schema.get_field_index(name), name, values)
+        pq.write_table(other, tmp_path / f"{number}.parquet")
+        options: dict[str, Any] = {"label": "label", "features": FEATURES, "held_out": tmp_path / f"{number}.parquet"}
+        reader = ca.Reader(sorted_rows, batch_size=100)
+        if number < 2:
+            scores.append(fit(classifier(), reader, **options).epochs[0].score)
+        else:
+            with pytest.raises(ca.ConversionError, match="'b' is string here, and int8"):
+                fit(classifier(), reader, **options)
+    assert scores[0][0] == pytest.approx(scores[1][0], abs=0.01)
+
+
+def test_fields_of_structs_are_features(tmp_path: Path) -> None:
+    table = pa.table({"p": [{"u": float(n), "v": "x"} for n in range(8)], "y": [0, 1] * 4})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    reader = ca.Reader(tmp_path, columns=["p.u", "y"], batch_size=4)
+    scaling = find_scaling(reader, ["p.u"])
+    assert scaling.mean.tolist() == [3.5]
+    assert fit(classifier(), reader, label="y", scaling=scaling).estimator.coef_.shape == (1, 1)
+
+
 def test_models_without_a_label_and_other_sources(sorted_rows: Path) -> None:
     reader = ca.Reader(sorted_rows, batch_size=100)
     clusters = fit(MiniBatchKMeans(3, random_state=0, n_init=1), reader, label=None, features=FEATURES).estimator
