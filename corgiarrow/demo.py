@@ -20,7 +20,8 @@ from corgiarrow.errors import ColumnNotFoundError, MissingExtraError, OptionErro
 from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex
 from corgiarrow.randomness import mix
 from corgiarrow.reader import PROVENANCE, Reader
-from corgiarrow.schemas import fixed_bytes
+from corgiarrow.scaling import Floats, Moments, Scaling
+from corgiarrow.schemas import is_numeric
 
 STRATEGIES = ("none", "block", "corgipile", "epoch")
 
@@ -34,8 +35,6 @@ _EPOCH_BYTES = 2 * 2**30
 
 _GAP = 0.02
 """Accuracies that differ by less are called equal."""
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +110,13 @@ class _Facts:
 
     share: float
     classes: npt.NDArray[np.int64]
-    mean: Floats
-    scale: Floats
+    scaling: Scaling
     features: Floats
     labels: npt.NDArray[np.int64]
 
     def scaled(self, features: Floats) -> Floats:
         """Features of mean 0, in rows of about unit length, nulls at the mean: float64 [rows, features]."""
-        return np.nan_to_num((features - self.mean) / self.scale, nan=0.0, posinf=0.0, neginf=0.0)
+        return np.nan_to_num(self.scaling.apply(features), nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def demo(
@@ -225,7 +223,7 @@ def _feature_columns(index: BlockIndex, label: str, columns: Sequence[str] | Non
         )
     asked = [c.field for c in index.columns(columns)]
     names = [field.name for field in asked]
-    unfit = [field.name for field in asked if field.name != label and not _is_numeric(field.type)]
+    unfit = [field.name for field in asked if field.name != label and not is_numeric(field.type)]
     if columns is not None and unfit:
         raise OptionError(f"columns {unfit} hold no numbers, nor fixed-size lists of numbers: leave them out")
     names = [n for n in names if n != label and n not in unfit]
@@ -234,27 +232,12 @@ def _feature_columns(index: BlockIndex, label: str, columns: Sequence[str] | Non
     return names
 
 
-def _is_numeric(kind: pa.DataType) -> bool:
-    if isinstance(kind, pa.BaseExtensionType):
-        return _is_numeric(kind.storage_type)
-    if pa.types.is_fixed_size_list(kind):
-        return fixed_bytes(kind) is not None and _is_numeric(kind.value_type)
-    return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_decimal(kind)
-    )
-
-
 def _first_pass(reader: Reader, names: Sequence[str], label: str) -> _Facts:
     if not reader.num_rows:
         raise OptionError("the data has no rows to train on")
     share = min(_HELD_OUT, _HELD_OUT_ROWS / reader.num_rows)
     classes = np.empty(0, dtype=np.int64)
-    count: Any = 0.0
-    mean: Any = 0.0
-    squares: Any = 0.0
+    moments: Moments | None = None
     kept, kept_labels = [], []
     for batch in reader:
         features, labels = _features(batch, names), _labels(batch, label)
@@ -266,26 +249,14 @@ def _first_pass(reader: Reader, names: Sequence[str], label: str) -> _Facts:
         held = _held_out(batch, share)
         kept.append(features[held])
         kept_labels.append(labels[held])
-        # Chan et al.'s update of mean and squared deviations: exact also where the mean is large.
-        known = np.isfinite(features)
-        rows = np.maximum(known.sum(0), 1)
-        values = np.where(known, features, 0.0)
-        batch_mean = values.sum(0) / rows
-        deviations = np.where(known, features - batch_mean, 0.0)
-        seen = known.sum(0)
-        total = np.maximum(count + seen, 1)
-        shift = batch_mean - mean
-        squares = squares + (deviations**2).sum(0) + shift**2 * count * seen / total
-        mean = mean + shift * seen / total
-        count = count + seen
+        moments = moments or Moments(features.shape[1])
+        moments.update(features)
     if len(classes) < 2:
         raise OptionError(f"label={label!r} has a single value, {classes[0]}: there is nothing to learn")
-    deviation = np.sqrt(squares / np.maximum(count, 1))
-    scale = np.where(deviation > 0, deviation, 1.0) * np.sqrt(len(deviation))
     found = np.concatenate(kept)
-    if not 0 < len(found) < reader.num_rows:
+    if moments is None or not 0 < len(found) < reader.num_rows:
         raise OptionError(f"the data has {reader.num_rows} rows, too few to hold some out: give it more")
-    return _Facts(share, classes, mean, scale, found, np.concatenate(kept_labels))
+    return _Facts(share, classes, moments.scaling(unit_rows=True), found, np.concatenate(kept_labels))
 
 
 def _train(

@@ -40,6 +40,9 @@ PROVENANCE = ("_file", "_row_group", "_row")
 _WINDOW_PART = 0.1
 """Part of a stream's bytes that parts of remote files may take; it is taken off what is read ahead."""
 
+_SCANNED_PART = 0.05
+"""Part of the budget that a batch of a look beside the training may take."""
+
 _OTHER = "make the reader with what the state has, or begin anew"
 _MISMATCHES = {
     "order_version": "another version of corgiarrow made it, with another order",
@@ -344,6 +347,32 @@ class Reader:
         other._epoch, other._delivered, other._resume = 0, 0, False
         other._streams_asked = self._streams_asked or streams
         other._set_streams(other._streams_asked or other._part.num_parts)
+        return other
+
+    def in_file_order(self, columns: Sequence[str] | None = None, *, batch_size: int | None = None) -> "Reader":
+        """Return a reader of the same rows in file order, of the whole job, for a look at them beside the training.
+
+        Parameters
+        ----------
+        columns
+            Those to read, of this reader's; None for all. A source other than Parquet gives all of its columns.
+        batch_size
+            Rows of a batch, or fewer where they would take much of the budget; None for as many as this reader's.
+        """
+        other = copy.copy(self)
+        row_bytes = self._source.block_bytes.sum() / max(self.num_rows, 1)
+        most = max(int(_SCANNED_PART * self.memory_bytes / max(row_bytes, 1)), self._batch_size)
+        if columns is not None and isinstance(self._source, ParquetSource):
+            other._source = self._source.narrowed(columns, "skip" if self._skip_errors else "raise")
+        if self._request.memory is None and self._request != budget.Request():
+            other._request = budget.Request(buffer_blocks=1)
+        other._strategy, other._part, other._streams_asked = as_strategy("none"), Part(0, 1, 0, 1), 1
+        other._batch_size = min(batch_size or self._batch_size, most)
+        other._drop_last, other._provenance, other._progress = False, False, False
+        other._stats = Stats()
+        other._pass = None
+        other._epoch, other._delivered, other._resume = 0, 0, False
+        other._set_streams(1)
         return other
 
     @property

@@ -392,6 +392,20 @@ def leaf_types(kind: pa.DataType) -> Iterator[pa.DataType]:
         yield kind
 
 
+def is_numeric(kind: pa.DataType) -> bool:
+    """Whether values are numbers or booleans, or fixed-size lists of them."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return is_numeric(kind.storage_type)
+    if pa.types.is_fixed_size_list(kind):
+        return fixed_bytes(kind) is not None and is_numeric(kind.value_type)
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal(kind)
+    )
+
+
 def fixed_bytes(kind: pa.DataType) -> float | None:
     """Bytes of one value in memory, or None when they vary."""
     if isinstance(kind, pa.BaseExtensionType):

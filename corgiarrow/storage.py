@@ -5,6 +5,7 @@ import logging
 import os
 import posixpath
 import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -210,21 +211,27 @@ def find_files(
 
 
 def write_atomic(path: str | os.PathLike[str], write: Callable[[Path], None]) -> None:
-    """Write a local file so that it is whole or not there: beside, flushed to disk, renamed."""
+    """Write a local file, or folder of files, so that it is whole or not there: beside, flushed to disk, renamed."""
     target = Path(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         write(beside)
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
+        for part in [*beside.iterdir(), beside] if beside.is_dir() else [beside]:
+            _flush(part)
         beside.replace(target)
     finally:
+        if beside.is_dir():
+            shutil.rmtree(beside)
         beside.unlink(missing_ok=True)
-    folder = os.open(target.parent, os.O_RDONLY)
+    _flush(target.parent)
+
+
+def _flush(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(opened)
     finally:
-        os.close(folder)
+        os.close(opened)
 
 
 def redact(text: str) -> str:

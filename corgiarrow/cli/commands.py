@@ -11,6 +11,7 @@ from corgiarrow import check as check_module
 from corgiarrow import demo as demo_module
 from corgiarrow import inspection
 from corgiarrow.cli import options as opt
+from corgiarrow.cli.models import add_model_commands
 from corgiarrow.cli.options import open_index, reader_options, selecting
 from corgiarrow.cli.output import (
     Commands,
@@ -373,3 +374,6 @@ def bench(
             for a in found.random_access
         ),
     )
+
+
+add_model_commands(app)

@@ -121,6 +121,12 @@ class ParquetSource:
         self.mean_factor: float = max(float((shares * factors).sum()), _DECODE_FACTOR)
         self._largest_factor = float((shares * factors).max())
 
+    def narrowed(self, columns: Sequence[str], on_error: str = "raise") -> "ParquetSource":
+        """Return a source of the same rows, of some columns."""
+        chosen = self.selection
+        expression = None if chosen.filter is None else chosen.filter.expression
+        return ParquetSource(self.index, columns, filter=expression, split=chosen.split, on_error=on_error)
+
     @property
     def fingerprint(self) -> str:
         """The index's fingerprint, and filter and split with what they keep."""
