@@ -519,7 +519,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "text"), WRONG, ids=lambda x: str(x)[:60] if isinstance(x, dict) else "")
+@pytest.mark.parametrize(("options", "text"), WRONG, ids=lambda x: "-".join(x) if isinstance(x, dict) else "")
 def test_options_that_do_not_fit(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ca.OptionError, match=text):
         Converter(SCHEMA, **options)

@@ -326,6 +326,20 @@ def train(src: object, *more: object, label: str = "label", model: str = "logist
     return run("train", src, "--label", label, "--model", model, "--save-as", save_as, *more)
 
 
+def test_a_held_out_part_is_scored_on_and_not_trained_on(points: Path, tmp_path: Path, models_in: Path) -> None:
+    split = ["--held-out", "0.25", "--held-out-by", "id"]
+    result = train(points, "--columns", "far,small,same", "--split", "train", *split, "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    told = run_json("predict", points, "--model", "m", "--out", tmp_path / "p.parquet", "--split", "held_out", *split)
+    assert found["scored_on"] == "held-out rows"
+    assert found["rows"] + told["rows"] == 3000
+    assert told["accuracy"] == pytest.approx(found["epochs"][-1]["accuracy"])
+    both = train(points, "--split", "train", "--held-out-src", points)
+    assert both.exit_code == 2
+    assert "give one of them" in both.stderr
+
+
 @pytest.mark.parametrize(
     ("model", "label", "more"),
     [
