@@ -1,0 +1,30 @@
+"""What recipes train with in place of ``torch.nn.Linear``: it notes its rows, and dies once where it is told to."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+IDS = 8192
+"""Column ``x`` is a row's number over this, which a float32 holds exactly."""
+
+
+class Linear(torch.nn.Linear):
+    """A layer that appends the ids of each batch to a file of this rank and process."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        folder = Path(os.environ["RECIPE_RECORD"])
+        rank = dist.get_rank()
+        if not hasattr(self, "file"):
+            self.file, self.steps = folder / f"rank-{rank}-{time.time_ns()}.jsonl", 0
+        died = folder / f"died-{rank}"
+        if self.steps == int(os.environ["RECIPE_DIES_AFTER"]) and not died.exists():
+            died.touch()
+            os._exit(1)
+        with self.file.open("a") as file:
+            file.write(json.dumps((x[:, 0] * IDS).long().tolist()) + "\n")
+        self.steps += 1
+        return super().forward(x)
