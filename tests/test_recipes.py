@@ -140,7 +140,7 @@ def epochs_of_one_process(data: Path, ranks: int) -> list[list[list[int]]]:
         ("ddp.py", torchrun(), torchrun(1), (14,)),
         ("ddp_workers.py", torchrun(), torchrun(), (14,)),
         ("lightning_ddp.py", [], [], (16,)),
-        ("accelerated.py", torchrun(), torchrun(), (14,)),
+        ("accelerated.py", torchrun(), [], (14,)),
         ("hf_trainer.py", torchrun(), torchrun(), (16,)),
         ("ray_train.py", [], None, (4, 8, 14)),  # Ray hears of a checkpoint some time after it was reported.
     ],

@@ -1,4 +1,4 @@
-"""What recipes train with in place of ``torch.nn.Linear``: it notes its rows, and dies once where it is told to."""
+"""What recipes train with in place of ``torch.nn.Linear``: it notes its rows, and dies where it is told to."""
 
 import json
 import os
@@ -13,16 +13,15 @@ IDS = 8192
 
 
 class Linear(torch.nn.Linear):
-    """A layer that appends the ids of each batch to a file of this rank and process."""
+    """A layer that appends the ids of each batch to a file of this rank and process; a rank's first process dies."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        folder = Path(os.environ["RECIPE_RECORD"])
-        rank = dist.get_rank()
         if not hasattr(self, "file"):
+            folder, rank = Path(os.environ["RECIPE_RECORD"]), dist.get_rank() if dist.is_initialized() else 0
+            first = not any(folder.glob(f"rank-{rank}-*"))
+            self.dies_after = int(os.environ["RECIPE_DIES_AFTER"]) if first else -1
             self.file, self.steps = folder / f"rank-{rank}-{time.time_ns()}.jsonl", 0
-        died = folder / f"died-{rank}"
-        if self.steps == int(os.environ["RECIPE_DIES_AFTER"]) and not died.exists():
-            died.touch()
+        if self.steps == self.dies_after:
             os._exit(1)
         with self.file.open("a") as file:
             file.write(json.dumps((x[:, 0] * IDS).long().tolist()) + "\n")
