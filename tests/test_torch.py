@@ -83,6 +83,25 @@ def test_workers_give_the_order_of_one_process_epoch_by_epoch(
     assert ids(loader) == expected[3]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_set_epoch_keeps_a_position_in_that_epoch(ragged: Path, workers: int) -> None:
+    dataset = ct.CorgiPileDataset(ragged, **OPTIONS)
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers)
+    expected = in_order(ragged, 3)
+    dataset.seek(1, 4)
+    dataset.set_epoch(1)
+    state = dataset.state_dict()
+    assert ids(loader) == expected[1][4:]
+    dataset.set_epoch(1)
+    assert ids(loader) == expected[1], "it was begun at already"
+    dataset.load_state_dict(state)
+    dataset.set_epoch(1)
+    assert ids(loader) == expected[1][4:]
+    dataset.load_state_dict(state)
+    dataset.set_epoch(2)
+    assert ids(loader) == expected[2]
+
+
 def test_without_workers_each_pass_is_an_epoch(ragged: Path) -> None:
     dataset = ct.CorgiPileDataset(ragged, **OPTIONS)
     loader = DataLoader(dataset, batch_size=None)

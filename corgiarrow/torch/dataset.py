@@ -74,6 +74,7 @@ class CorgiPileDataset(IterableDataset[Any]):
         self._reader, self._place = open_part(
             data, block_index_path, batch_size or 1, rank, world_size, process_group, options
         )
+        self._place_given = rank is not None
         self._arrays = part_options(options)[1]
         self._transform = transform
         self._threads = threads
@@ -95,8 +96,12 @@ class CorgiPileDataset(IterableDataset[Any]):
         return len(self._reader)
 
     def __getstate__(self) -> dict[str, Any]:
-        check_place(*self._place)
+        self._check_place()
         return self.__dict__ | {"_pass": None}
+
+    def _check_place(self) -> None:
+        if not self._place_given:
+            check_place(*self._place)
 
     @property
     def reader(self) -> Reader:
@@ -104,8 +109,12 @@ class CorgiPileDataset(IterableDataset[Any]):
         return self._reader
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass, here or in workers."""
-        self.seek(epoch, 0)
+        """Choose the epoch of the next pass, here or in workers.
+
+        A position that was loaded or sought in this very epoch, and not begun at yet, is kept.
+        """
+        if epoch != self._passes.commanded[0] or self._passes.begun():
+            self.seek(epoch, 0)
 
     def seek(self, epoch: int, step: int) -> None:
         """Begin the next pass at step number `step` of an epoch, as a trainer counts its steps (batches of a rank).
@@ -176,7 +185,7 @@ class CorgiPileDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
-        check_place(*self._place)
+        self._check_place()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
         self._begun += 1
         # Workers of one pass have a seed in common; those that persist have begun as many passes.
