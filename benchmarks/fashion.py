@@ -5,8 +5,8 @@ column ``image`` of 784 bytes a row (binary, or a list of uint8) and ``label``.
 
 - The training rows are sorted by label and written in row groups of 250 rows (240 blocks).
 - *corgipile* streams them with a buffer of a tenth of the blocks (``--buffer``); *full shuffle* holds all rows in
-  memory and shuffles them as the framework's users do: ``DataLoader`` with ``DistributedSampler``, a permutation an epoch for
-  JAX, ``fit(shuffle=True)`` for Keras; *none* reads in file order, once, to show that order matters here.
+  memory and shuffles them as the framework's users do: ``DataLoader`` with ``DistributedSampler``, a permutation an
+  epoch for JAX, ``fit(shuffle=True)`` for Keras; *none* reads in file order, once, to show that order matters here.
 - torch: two processes, DDP over gloo, 64 rows each; JAX and Keras: one process, 128 rows. All: the same CNN (two
   convolutions, two dense layers), SGD with momentum 0.9, a step size that falls to zero, as many steps.
 - Accuracy on the 10,000 test rows, mean ± standard deviation over seeds.

@@ -52,9 +52,16 @@ def in_order(data: Path, epochs: int, **options: Any) -> list[list[list[int]]]:
     return [ids_of(reader) for _ in range(epochs)]
 
 
-@pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize(
-    ("workers", "context"), [(1, "fork"), (2, "fork"), (2, "spawn"), (2, "forkserver"), (4, "fork")]
+    ("workers", "context", "persistent"),
+    [
+        (1, "fork", False),
+        (2, "fork", False),
+        (4, "fork", False),
+        (2, "fork", True),
+        (2, "spawn", True),
+        (2, "forkserver", True),
+    ],
 )
 def test_workers_give_the_order_of_one_process_epoch_by_epoch(
     ragged: Path, workers: int, context: str, persistent: bool
@@ -370,6 +377,8 @@ def test_a_batch_goes_through_a_slot_that_is_free_again_when_it_is_gone() -> Non
         made = sender.shared(batch)
         made["twice"] = made["a"] * 2  # As a collate function might.
         made["part"] = made["b"][:, :2]
+        assert list(made) == list(made.keys()) == [name for name, _ in made.items()]
+        assert len(made) == len(made.values())
         arrived = pickle.loads(bytes(ForkingPickler.dumps(made)))
         assert type(arrived) is dict
         assert list(arrived) == [*batch, "twice", "part"]

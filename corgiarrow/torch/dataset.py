@@ -198,7 +198,9 @@ class CorgiPileDataset(IterableDataset[Any]):
         )
         self._epoch = epoch
         transform = None if self._rows else self._transform
-        self._pass = Loader(reader, transform=transform, workers=0, out=TorchOut(), **self._arrays)
+        # What a worker sends on without looking at it need not become tensors here.
+        out = None if info is not None and not self._rows and transform is None else TorchOut()
+        self._pass = Loader(reader, transform=transform, workers=0, out=out, **self._arrays)
         if self._rows:
             return self._each_row(self._pass)
         return iter(self._pass) if info is None else map(self._sender.shared, self._pass)

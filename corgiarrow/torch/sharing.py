@@ -8,6 +8,7 @@ and the slot is free again when the last of them is gone.
 import ctypes
 import os
 import weakref
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from corgiarrow.arrays.values import Array, map_leaves
+from corgiarrow.torch.tensors import TorchOut
 
 _SLOTS = 8
 """More than a loader keeps on the way from one worker, and its user at hand; further batches travel by themselves."""
@@ -25,6 +27,9 @@ _HEAD = 64
 
 _DTYPES = {torch.from_numpy(np.zeros(0, code)).dtype: np.dtype(code).str for code in "?BHILbhilefd"}
 """NumPy's name of each dtype that both know."""
+
+
+_OUT = TorchOut()
 
 
 class _Spot(NamedTuple):
@@ -44,27 +49,89 @@ class _Ring:
         self.taken = self.bytes[:_SLOTS]
         self.capacity = (len(self.bytes) - _HEAD) // _SLOTS
 
+    def start(self, number: int) -> int:
+        """Return where the slot begins."""
+        return _HEAD + number * self.capacity
+
     def slot(self, number: int) -> Any:
         """Return a new view of the slot: no array, since NumPy would pass it over as the base of its own views."""
-        return (ctypes.c_char * self.capacity).from_buffer(self.bytes.data, _HEAD + number * self.capacity)
+        return (ctypes.c_char * self.capacity).from_buffer(self.bytes.data, self.start(number))
 
     def free(self, number: int) -> None:
         """Let the worker use the slot again."""
         self.taken[number] = 0
 
 
-class SharedBatch(dict[str, Any]):
-    """A dict of tensors that lie in a slot, on its way; it arrives as a plain dict."""
+class SharedBatch:
+    """A batch in a slot, on its way; it arrives as a dict of tensors.
 
-    place: "_Place"
+    Here it is read and written like that dict, for whoever collates; it is none, so that those who only look for dicts
+    to convert pass it on as it is.
+    """
 
+    def __init__(self, sender: "Sender", ring: _Ring, number: int, spots: dict[str, Any]):
+        self._sender, self._ring, self._number, self._spots = sender, ring, number, spots
+        self._dict: dict[str, Any] | None = None
+        self._sent = False
 
-class _Place:
-    """Which slot of which ring a batch lies in, and whether it was sent: then the slot is the receiver's to free."""
+    def _tensors(self) -> dict[str, Any]:
+        if self._dict is None:
+            self._dict = _unpacked(self._ring.slot(self._number), self._spots)
+        return self._dict
 
-    def __init__(self, sender: "Sender", ring: _Ring, number: int):
-        self.sender, self.ring, self.number = sender, ring, number
-        self.sent = False
+    def __getitem__(self, name: str) -> Any:
+        return self._tensors()[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._tensors()[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._tensors()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors())
+
+    def __len__(self) -> int:
+        return len(self._tensors())
+
+    def keys(self) -> KeysView[str]:
+        """Return the names."""
+        return self._tensors().keys()
+
+    def values(self) -> ValuesView[Any]:
+        """Return the tensors."""
+        return self._tensors().values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """Return names and tensors."""
+        return self._tensors().items()
+
+    def parcel(self) -> tuple[Any, ...]:
+        """Return what to send: a function, and its arguments, that make the dict where it arrives."""
+        if self._sent:
+            # A second receiver would not know when the slot is free.
+            copy = map_leaves(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, self._tensors())
+            return dict, (copy,)
+        self._sent = True
+        spots = self._spots if self._dict is None else self._seen_again(self._dict)
+        return self._sender.address(self._ring, self._number, spots)
+
+    def _seen_again(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Where those tensors lie that still do; what was put in since goes as it is."""
+        slot = self._ring.slot(self._number)
+        start, size = ctypes.addressof(slot), len(slot)
+
+        def spot(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            offset = value.data_ptr() - start
+            if not (_is_plain(value) and 0 <= offset <= size - value.nbytes):
+                return value
+            if not value.is_contiguous():
+                return value.clone()
+            return _Spot(offset, _DTYPES[value.dtype], tuple(value.shape))
+
+        return {name: map_leaves(spot, value) for name, value in tensors.items()}
 
 
 class Sender:
@@ -73,28 +140,27 @@ class Sender:
     def __init__(self) -> None:
         self._ring: _Ring | None = None
         self._rings = 0
-        self.announced = False
-        """Whether the receiver has been sent the ring's memory."""
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """What tells this ring from others: this process, and how many it has made."""
-        return os.getpid(), self._rings
+        self._announced = False
+        """Whether the ring's memory was sent."""
 
     def shared(self, batch: Any) -> Any:
-        """Copy a dict of tensors to shared memory; return anything else, and what finds no slot, as it is."""
+        """Copy a dict of arrays or tensors to shared memory; return anything else, and what finds no slot, as it is."""
         if not isinstance(batch, dict):
             return batch
         size, moved = 0, []
 
         def place(value: Any) -> Any:
             nonlocal size
-            if not isinstance(value, torch.Tensor) or not _is_plain(value):
+            if isinstance(value, torch.Tensor) and _is_plain(value):
+                value = value.numpy()
+            if not isinstance(value, np.ndarray):
                 return value
-            array = value.contiguous().numpy()
-            spot = _Spot(size, array.dtype.str, array.shape)
-            moved.append((spot, array))
-            size += _aligned(array.nbytes)
+            kind = value.dtype.kind
+            if kind == "O":
+                return _OUT.whole(value)
+            spot = _Spot(size, "<i8" if kind in "mM" else value.dtype.str, value.shape)
+            moved.append((size, value))
+            size += -(-value.nbytes // _ALIGNMENT) * _ALIGNMENT
             return spot
 
         spots = map_leaves(place, batch)
@@ -104,22 +170,28 @@ class Sender:
         assert ring is not None
         free = np.flatnonzero(ring.taken == 0)
         if not len(free):
-            return batch
+            return map_leaves(lambda x: _OUT.whole(x) if isinstance(x, np.ndarray) else x, batch)
         number = int(free[0])
         ring.taken[number] = 1
-        slot = ring.slot(number)
-        to = np.frombuffer(slot, np.uint8)
-        for spot, array in moved:
-            to[spot.start : spot.start + array.nbytes] = array.reshape(-1).view(np.uint8)
-        made = SharedBatch(_unpacked(slot, spots))
-        made.place = _Place(self, ring, number)
-        return made
+        start = ring.start(number)
+        for offset, array in moved:
+            first = start + offset
+            ring.bytes[first : first + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return SharedBatch(self, ring, number, spots)
+
+    def address(self, ring: _Ring, number: int, spots: dict[str, Any]) -> tuple[Any, ...]:
+        """Return what to send of a batch in a slot; the ring's memory goes with the first."""
+        if ring is not self._ring:
+            return _from_memory, (ring.memory, number, spots)
+        memory = None if self._announced else ring.memory
+        self._announced = True
+        return _arrived, ((os.getpid(), self._rings), memory, number, spots)
 
     def _new_ring(self, size: int) -> None:
         memory = torch.empty(0, dtype=torch.uint8)
         nbytes = _HEAD + _SLOTS * _aligned(size + size // 4 + 1)
         memory.set_(torch.UntypedStorage._new_shared(nbytes))  # type: ignore[no-untyped-call]
-        self._ring, self._rings, self.announced = _Ring(memory), self._rings + 1, False
+        self._ring, self._rings, self._announced = _Ring(memory), self._rings + 1, False
 
 
 def _aligned(size: int) -> int:
@@ -139,35 +211,7 @@ def _unpacked(slot: Any, spots: dict[str, Any]) -> dict[str, Any]:
     return {name: map_leaves(tensor, value) for name, value in spots.items()}
 
 
-def _sent(batch: SharedBatch) -> tuple[Any, ...]:
-    """How a process sends a batch: where each tensor lies; what was put in since goes as it is."""
-    place = batch.place
-    if place.sent:
-        # Another receiver would not know when the slot is free.
-        return dict, (map_leaves(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, dict(batch)),)
-    slot = place.ring.slot(place.number)
-    start, size = ctypes.addressof(slot), len(slot)
-
-    def spot(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        offset = value.data_ptr() - start
-        if not (_is_plain(value) and 0 <= offset <= size - value.nbytes):
-            return value
-        if not value.is_contiguous():
-            return value.clone()
-        return _Spot(offset, _DTYPES[value.dtype], tuple(value.shape))
-
-    spots = map_leaves(spot, dict(batch))
-    place.sent = True
-    sender = place.sender
-    if place.ring is not sender._ring:
-        return _from_memory, (place.ring.memory, place.number, spots)
-    memory, sender.announced = None if sender.announced else place.ring.memory, True
-    return _arrived, (sender.key, memory, place.number, spots)
-
-
-ForkingPickler.register(SharedBatch, _sent)
+ForkingPickler.register(SharedBatch, SharedBatch.parcel)
 
 _RINGS: dict[tuple[int, int], _Ring] = {}
 """In the receiving process: the rings that workers announced."""
