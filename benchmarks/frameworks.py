@@ -10,8 +10,8 @@ measures it as well; ``--rounds 2`` for a quick try).
   permuted and cut into batches.
 - *datasets*: ``load_dataset(streaming=True).with_format("torch").batch(1024)`` in a ``DataLoader(batch_size=None)``,
   the fastest way found, in file order; *datasets shuffled*: the same after ``.shuffle(buffer_size=1000)``.
-- Each entrant runs two epochs (*datasets* one) in a fresh process, the last one counts; entrants in turn, the first round is dropped;
-  a ratio is the median of the rounds' ratios.
+- Each entrant runs two epochs (*datasets* one) in a fresh process, the last one counts; entrants in turn, the first
+  round is dropped; a ratio is the median of the rounds' ratios.
 - Images: rows of 32,448 bytes as ``binary``, 256 a batch (8.3 MB), as uint8 ``[256, 104, 104, 3]`` by ``shape=``.
 - Imports: ``import corgiarrow`` over ``import pyarrow``, each in a fresh process.
 """

@@ -23,8 +23,12 @@ class TorchOut:
         return torch.from_numpy(array.view(np.int64) if array.dtype.kind in "mM" else array)
 
     def split(self, array: Array, size: int) -> Sequence[Any]:
-        """Cut an array into tensors of `size` rows: one call for all of them."""
-        return torch.split(self.whole(array), size)
+        """Cut an array into tensors of `size` rows: one call for all of them.
+
+        "Unsafe" means that autograd does not know them for parts of one tensor, which nobody holds here; it takes 0.5
+        instead of 0.9 us a part.
+        """
+        return torch.unsafe_split(self.whole(array), size)
 
 
 def pinned(value: Any) -> Any:
