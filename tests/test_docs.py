@@ -5,11 +5,13 @@ import io
 import re
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 import corgiarrow as ca
 from corgiarrow.arrays import Converter, Image, Pad
@@ -43,3 +45,18 @@ def test_arrays(tmp_path: Path) -> None:
         runner.run(test, clear_globs=False)
         names = test.globs
     assert not runner.summarize(verbose=False).failed
+
+
+def test_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    (tmp_path / "train").mkdir()
+    columns = {"f0": rng.normal(size=640).astype("f4"), "f1": rng.normal(size=640).astype("f4")}
+    pq.write_table(pa.table({**columns, "label": np.arange(640)}), tmp_path / "train" / "a.parquet", row_group_size=50)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (DOCS / "torch.md").read_text(), flags=re.DOTALL):
+        exec(block, names)
+    assert names["x"].shape == (64, 2)
+    assert sorted(i for batch in names["batches"] for i in batch["label"].tolist()) == list(range(640))
+    assert names["state"] == names["again"].state_dict()
+    assert sorted(names["order"]) == list(range(10_000))
