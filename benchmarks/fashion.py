@@ -3,7 +3,7 @@
 Run ``python benchmarks/fashion.py --train fashion_mnist_train.parquet --test fashion_mnist_t10k.parquet``: files with a
 column ``image`` of 784 bytes a row (binary, or a list of uint8) and ``label``.
 
-- The training rows are sorted by label and written in row groups of 250 rows (240 blocks).
+- The training rows are sorted by label and written in row groups of 60 rows (1,000 blocks).
 - *corgipile* streams them with a buffer of a tenth of the blocks (``--buffer``); *full shuffle* holds all rows in
   memory and shuffles them as the framework's users do: ``DataLoader`` with ``DistributedSampler``, a permutation an
   epoch for JAX, ``fit(shuffle=True)`` for Keras; *none* reads in file order, once, to show that order matters here.
@@ -27,7 +27,7 @@ import numpy as np
 
 ARMS = ("corgipile", "full shuffle", "none")
 FRAMEWORKS = ("torch", "jax", "keras")
-ROWS, BATCH, ROW_GROUP = 60_000, 128, 250
+ROWS, BATCH, ROW_GROUP = 60_000, 128, 60
 RATE, MOMENTUM = 0.05, 0.9
 
 
