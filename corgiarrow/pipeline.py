@@ -694,13 +694,13 @@ class Pipeline:
         index = pa.array(gather.index).slice(stream.skip)
         rows = max((int(stream.work.stop[s] - stream.work.start[s]) for s in gather.sources if s >= 0), default=0)
         parts = max(_SEGMENTS, len(gather.sources))
-        # As large as what they are made of, so that the allocator puts them where that was; on the batch grid where
-        # batches are not much smaller.
+        # About as large as what they are made of, so that the allocator puts them where that was; on the batch grid, so
+        # that few batches have to be joined from two.
         if parts > _SEGMENTS and rows > _SEGMENTS * self._batch_size:
-            first = size = rows
+            size = -(-rows // self._batch_size) * self._batch_size
         else:
             size = max(-(-len(index) // (parts * self._batch_size)), 1) * self._batch_size
-            first = -stream.position % self._batch_size + size
+        first = -stream.position % self._batch_size + size
         cuts = [0, *range(first, len(index), size), len(index)]
         return pa.chunked_array([index.slice(a, b - a) for a, b in pairwise(cuts)])
 
