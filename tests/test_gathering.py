@@ -81,7 +81,8 @@ def test_rows_taken_chunk_by_chunk_keep_the_chunks(name: str, chunk_rows: list[i
 @given(st.integers(0, 40), st.integers(0, 40), st.sampled_from([pa.bool_(), pa.int8(), pa.float64()]), st.booleans())
 def test_bytes_of_numbers_are_what_arrow_counts(rows: int, first: int, kind: pa.DataType, nulls: bool) -> None:
     array = pa.array([None if nulls and i % 3 == 1 else i % 2 for i in range(rows)], pa.int8()).cast(kind).slice(first)
-    assert abs(gathering.nbytes_of([array, array]) - 2 * array.nbytes) <= 4, "bits of a slice may begin inside a byte"
+    # Bits of a slice may begin and end inside of a byte, both of the values and of what is valid.
+    assert abs(gathering.nbytes_of([array, array]) - 2 * array.nbytes) <= 2 * 3
 
 
 @pytest.mark.usefixtures("low_limit")
