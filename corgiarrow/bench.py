@@ -6,7 +6,6 @@ alike.
 
 import contextlib
 import ctypes
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ import pyarrow as pa
 from corgiarrow.errors import OptionError
 from corgiarrow.index import BlockIndex
 from corgiarrow.plain import read_plain
-from corgiarrow.reader import Reader
+from corgiarrow.reader import Reader, share_of_cpus
 
 STRATEGIES = ("none", "block", "corgipile")
 
@@ -158,7 +157,7 @@ def bench(
         raise OptionError(f"consumer_s={consumer_s} must be at least 0 seconds")
     if not strategies or len(set(strategies)) < len(strategies):
         raise OptionError(f"shuffle={','.join(strategies)!r} must name at least one strategy, and none twice")
-    threads = threads or min(len(os.sched_getaffinity(0)), 8)
+    threads = threads or share_of_cpus()
 
     def reader(strategy: str) -> Reader:
         return Reader(index, **{**options, "shuffle": strategy, "threads": threads, "seed": seed})

@@ -1,6 +1,5 @@
 """Arrays from a reader: batches converted, transformed in threads, resumable anywhere."""
 
-import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ import pyarrow.compute as pc
 from corgiarrow.arrays import ArrayOptions, Converter
 from corgiarrow.arrays.values import Out
 from corgiarrow.errors import CorgiArrowError, OptionError
-from corgiarrow.reader import Data, Reader, Slice
+from corgiarrow.reader import Data, Reader, Slice, share_of_cpus
 from corgiarrow.schemas import SchemaRequest
 from corgiarrow.split import Split
 from corgiarrow.storage import StorageOptions
@@ -140,7 +139,7 @@ class Loader:
         # Weak, so that a pass ends with the loop that drops it.
         self._pass: weakref.ref[Generator[Any, None, None]] | None = None
         heavy = transform is not None or bool(options.get("decode"))
-        self._workers = workers if workers is not None else min(len(os.sched_getaffinity(0)), 8) * heavy
+        self._workers = workers if workers is not None else share_of_cpus() * heavy
 
     @property
     def reader(self) -> Reader:

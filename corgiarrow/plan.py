@@ -245,6 +245,17 @@ class EpochPlan:
         steps = self.num_steps(part.world_size, drop_last)
         return max(-(-(steps - part.worker) // part.num_workers), 0)
 
+    def part_rows(self, part: Part, drop_last: bool) -> int:
+        """Rows that a part delivers, padding included."""
+        batches = self.part_batches(part, drop_last)
+        mine = [self.stream(s) for s in range(part.number, self.streams, part.num_parts)]
+        rows = batches * self.batch_size
+        for place, stream in enumerate(mine):
+            # Only a stream's last batch can be short, and is what padding repeats.
+            lasts = len(range(place, batches, len(mine))) - stream.batches + 1
+            rows -= max(lasts, 0) * (self.batch_size - stream.batch_rows(stream.batches))
+        return rows
+
     def part_ids(self, part: Part, drop_last: bool) -> Iterator[Int64s]:
         """Yield the row ids of each batch that a part delivers, padding included, int64 [rows]."""
         mine = [self.stream(s).batch_ids() for s in range(part.number, self.streams, part.num_parts)]

@@ -185,7 +185,7 @@ class Reader:
         self._seed = check_seed("seed", seed)
         self._batch_size = batch_size
         self._drop_last = drop_last
-        self._threads = threads or min(len(os.sched_getaffinity(0)), 8)
+        self._threads = threads or share_of_cpus()
         self._provenance = provenance
         self._progress = progress
         self._skip_errors = check_on_error(on_error) == "skip"
@@ -339,12 +339,9 @@ class Reader:
         OptionError, BudgetError
             The place is out of its bounds, or does not fit `streams`.
         """
-        other = copy.copy(self)
+        other = self._anew()
         other._part = Part(rank, world_size, worker, num_workers)
         other._threads = threads or self._threads
-        other._stats = Stats()
-        other._pass = None
-        other._epoch, other._delivered, other._resume = 0, 0, False
         other._streams_asked = self._streams_asked or streams
         other._set_streams(other._streams_asked or other._part.num_parts)
         return other
@@ -359,7 +356,7 @@ class Reader:
         batch_size
             Rows of a batch, or fewer where they would take much of the budget; None for as many as this reader's.
         """
-        other = copy.copy(self)
+        other = self._anew()
         row_bytes = self._source.block_bytes.sum() / max(self.num_rows, 1)
         most = max(int(_SCANNED_PART * self.memory_bytes / max(row_bytes, 1)), self._batch_size)
         if columns is not None and isinstance(self._source, ParquetSource):
@@ -369,16 +366,15 @@ class Reader:
         other._strategy, other._part, other._streams_asked = as_strategy("none"), Part(0, 1, 0, 1), 1
         other._batch_size = min(batch_size or self._batch_size, most)
         other._drop_last, other._provenance, other._progress = False, False, False
-        other._stats = Stats()
-        other._pass = None
-        other._epoch, other._delivered, other._resume = 0, 0, False
         other._set_streams(1)
         return other
 
-    @property
-    def num_parts(self) -> int:
-        """Parts of the whole job."""
-        return self._part.num_parts
+    def _anew(self) -> "Reader":
+        """Return a copy that has read nothing yet."""
+        other = copy.copy(self)
+        other._stats, other._pass = Stats(), None
+        other._epoch, other._delivered, other._resume = 0, 0, False
+        return other
 
     @property
     def epoch(self) -> int:
@@ -615,6 +611,11 @@ class Reader:
         located = self._source.locate(batch.column(batch.num_columns - 1).to_numpy())
         columns = [*batch.columns[:-1], *located.columns]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def share_of_cpus(processes: int = 1) -> int:
+    """Threads for each of so many processes of this machine: its share of the CPUs, at most 8."""
+    return min(max(len(os.sched_getaffinity(0)) // processes, 1), 8)
 
 
 def _open_source(

@@ -7,10 +7,10 @@ from typing import Any, Unpack
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from corgiarrow.arrays import Ragged
+from corgiarrow.arrays import Converter, Ragged
 from corgiarrow.errors import StateMismatchError
-from corgiarrow.loader import Loader, LoaderOptions, Transform, part_options
-from corgiarrow.reader import Data, Reader
+from corgiarrow.loader import Loader, LoaderOptions, Transform
+from corgiarrow.reader import Data, Reader, share_of_cpus
 from corgiarrow.torch.distributed import check_place
 from corgiarrow.torch.loading import local_processes, open_part
 from corgiarrow.torch.passes import Passes
@@ -71,11 +71,10 @@ class CorgiPileDataset(IterableDataset[Any]):
         **options: Unpack[LoaderOptions],
     ):
         self._rows = batch_size is None
-        self._reader, self._place = open_part(
+        self._reader, self._arrays = open_part(
             data, block_index_path, batch_size or 1, rank, world_size, process_group, options
         )
         self._place_given = rank is not None
-        self._arrays = part_options(options)[1]
         self._transform = transform
         self._threads = threads
         self._passes = Passes()
@@ -89,7 +88,7 @@ class CorgiPileDataset(IterableDataset[Any]):
         self._loaded: Mapping[str, Any] | None = None
         """In a worker, the position that its next pass begins at."""
         self._sender = Sender()
-        self.spec = Loader(self._reader, **self._arrays).spec
+        self.spec = Converter(self._reader.schema, **self._arrays).spec
 
     def __len__(self) -> int:
         """Batches (or rows) of an epoch that this process gets, over all of its workers."""
@@ -101,7 +100,7 @@ class CorgiPileDataset(IterableDataset[Any]):
 
     def _check_place(self) -> None:
         if not self._place_given:
-            check_place(*self._place)
+            check_place(self._reader.part)
 
     @property
     def reader(self) -> Reader:
@@ -143,7 +142,7 @@ class CorgiPileDataset(IterableDataset[Any]):
             if state["epoch"] != self._epoch:
                 # All was delivered, but it is the next pass that begins the next epoch.
                 reader = self._pass.reader
-                state |= {"epoch": self._epoch, "batches": len(reader) * reader.num_parts}
+                state |= {"epoch": self._epoch, "batches": len(reader) * reader.part.num_parts}
             return state
         if self._passes.begun():
             raise StateMismatchError(
@@ -152,7 +151,7 @@ class CorgiPileDataset(IterableDataset[Any]):
             )
         epoch, step, streams = self._passes.commanded
         reader = self._part(streams=streams or None)
-        return reader.state_dict() | {"epoch": epoch, "batches": step * self._place[1]}
+        return reader.state_dict() | {"epoch": epoch, "batches": step * self._reader.part.world_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next pass at a saved position, of this class or of :func:`corgiarrow.torch.loader`.
@@ -172,15 +171,14 @@ class CorgiPileDataset(IterableDataset[Any]):
 
     def _part(self, worker: int = 0, num_workers: int = 1, streams: int | None = None) -> Reader:
         """Return a reader for a worker of this process, at the start."""
-        rank, world_size = self._place
-        cpus = len(os.sched_getaffinity(0)) // (num_workers * local_processes())
+        part = self._reader.part
         return self._reader.for_part(
-            rank=rank,
-            world_size=world_size,
+            rank=part.rank,
+            world_size=part.world_size,
             worker=worker,
             num_workers=num_workers,
             streams=streams,
-            threads=self._threads or min(max(cpus, 1), 8),
+            threads=self._threads or share_of_cpus(num_workers * local_processes()),
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -194,7 +192,7 @@ class CorgiPileDataset(IterableDataset[Any]):
         epoch, step, streams = self._passes.begin(worker, name, None if loaded is None else int(loaded["epoch"]))
         reader = self._part(worker, num_workers, streams or None)
         reader.load_state_dict(
-            loaded or reader.state_dict() | {"epoch": epoch, "batches": step * self._place[1]}
+            loaded or reader.state_dict() | {"epoch": epoch, "batches": step * self._reader.part.world_size}
         )
         self._epoch = epoch
         transform = None if self._rows else self._transform

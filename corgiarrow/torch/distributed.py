@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from corgiarrow.errors import CorgiArrowError, OptionError
+from corgiarrow.plan import Part
 from corgiarrow.reader import Data, Reader
 from corgiarrow.sources import BlockSource
 
@@ -40,12 +41,12 @@ def find_place(rank: int | None, world_size: int | None, group: Any) -> tuple[in
         raise OptionError(f"RANK={found[0]!r} and WORLD_SIZE={found[1]!r} in the environment must be numbers") from None
 
 
-def check_place(rank: int, world_size: int) -> None:
+def check_place(part: Part) -> None:
     """Raise when a process group has come up since, in which this process has another place than it reads for."""
     if not (dist.is_available() and dist.is_initialized()):
         return
     here = dist.get_rank(), dist.get_world_size()
-    if (rank, world_size) == (0, 1) != here:
+    if (part.rank, part.world_size) == (0, 1) != here:
         raise OptionError(
             f"this dataset was made before the process group, so it reads all rows, but this is rank {here[0]} of "
             f"{here[1]}: make it after init_process_group, or give rank= and world_size="

@@ -3,11 +3,12 @@
 import os
 from typing import Any, Unpack
 
+from corgiarrow.arrays import ArrayOptions
 from corgiarrow.arrays.values import map_leaves
 from corgiarrow.errors import OptionError
 from corgiarrow.index import BlockIndex
 from corgiarrow.loader import Loader, LoaderOptions, Transform, part_options
-from corgiarrow.reader import Data, Reader
+from corgiarrow.reader import Data, Reader, share_of_cpus
 from corgiarrow.torch.distributed import find_place, read_together
 from corgiarrow.torch.tensors import TorchOut, pinned
 
@@ -49,8 +50,7 @@ def loader(
     OptionError, BudgetError, NoFilesError, ColumnNotFoundError, SchemaMismatchError, StorageError
         As for :class:`corgiarrow.Reader` and :class:`corgiarrow.arrays.Converter`; or processes disagree.
     """
-    reader, _ = open_part(data, block_index_path, batch_size, rank, world_size, process_group, options, threads)
-    arrays = part_options(options)[1]
+    reader, arrays = open_part(data, block_index_path, batch_size, rank, world_size, process_group, options, threads)
     return Loader(
         reader, transform=_pinning(transform) if pin_memory else transform, workers=workers, out=TorchOut(), **arrays
     )
@@ -72,18 +72,18 @@ def open_part(
     process_group: Any,
     options: LoaderOptions,
     threads: int | None = None,
-) -> tuple[Reader, tuple[int, int]]:
-    """Return a reader of this process's part, and its rank and world size."""
+) -> tuple[Reader, ArrayOptions]:
+    """Return a reader of this process's part, and those of the options that are for arrays."""
     rank, world_size, together = find_place(rank, world_size, process_group)
     reads, arrays = part_options(options)
     if block_index_path is not None:
         data = _load_index(data, block_index_path, reads.get("storage_options"), reads.get("filesystem"))
     elif data is None:
         raise OptionError("data=None needs block_index_path=, the path of a saved index")
-    threads = threads or min(max(len(os.sched_getaffinity(0)) // local_processes(), 1), 8)
+    threads = threads or share_of_cpus(local_processes())
     given: dict[str, Any] = {"batch_size": batch_size, "rank": rank, "world_size": world_size, "threads": threads}
     if not together:
-        return Reader(data, **given, **reads), (rank, world_size)
+        return Reader(data, **given, **reads), arrays
     # What the first process's block source has settled; the others take it from there.
     settled = {"columns", "block_bytes", "schema", "filter", "split", "on_error", "storage_options", "filesystem"}
 
@@ -96,7 +96,7 @@ def open_part(
         for name, value in {**reads, **arrays}.items()
         if name not in ("storage_options", "filesystem", "progress")
     }
-    return read_together(data, make, sorted(told.items()), process_group), (rank, world_size)
+    return read_together(data, make, sorted(told.items()), process_group), arrays
 
 
 def _load_index(data: Data | None, path: str | os.PathLike[str], options: Any, filesystem: Any) -> BlockIndex:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
+from corgiarrow import budget
 from corgiarrow.errors import OptionError, StateMismatchError
 from corgiarrow.plan import EpochPlan, Part
 from corgiarrow.randomness import ORDER_VERSION, check_seed
@@ -72,13 +73,9 @@ class CorgiPileSampler(Sampler[int]):
         self._block_rows = np.diff(starts, append=num_rows)
         self._strategy = as_strategy(shuffle)
         blocks = len(self._block_rows)
+        budget.Request(buffer_blocks=buffer_blocks, buffer_fraction=buffer_fraction)  # Checks both.
         if buffer_blocks is None:
-            part = 0.1 if buffer_fraction is None else buffer_fraction
-            if not 0 < part <= 1:
-                raise OptionError(f"buffer_fraction={part} must be in (0, 1]")
-            buffer_blocks = max(round(part * blocks), 1)
-        elif buffer_fraction is not None or buffer_blocks < 1:
-            raise OptionError(f"buffer_blocks={buffer_blocks} must be at least 1, and without buffer_fraction")
+            buffer_blocks = max(round((buffer_fraction or 0.1) * blocks), 1)
         each = max(buffer_blocks // self._streams, 1)
         self._buffer_blocks = self._strategy.buffer_blocks(max(blocks, 1), each)
         self._batch_size = batch_size
@@ -104,8 +101,7 @@ class CorgiPileSampler(Sampler[int]):
 
     def __len__(self) -> int:
         """Rows of an epoch that this rank gets."""
-        plan = self._plan(self._epoch)
-        return sum(map(len, plan.part_ids(self._part, self._drop_last)))
+        return self._plan(self._epoch).part_rows(self._part, self._drop_last)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass."""

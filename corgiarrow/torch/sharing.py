@@ -131,7 +131,7 @@ class SharedBatch:
                 return value.clone()
             return _Spot(offset, _DTYPES[value.dtype], tuple(value.shape))
 
-        return {name: map_leaves(spot, value) for name, value in tensors.items()}
+        return map_leaves(spot, tensors)  # type: ignore[no-any-return]
 
 
 class Sender:
@@ -160,7 +160,7 @@ class Sender:
                 return _OUT.whole(value)
             spot = _Spot(size, "<i8" if kind in "mM" else value.dtype.str, value.shape)
             moved.append((size, value))
-            size += -(-value.nbytes // _ALIGNMENT) * _ALIGNMENT
+            size += _aligned(value.nbytes)
             return spot
 
         spots = map_leaves(place, batch)
@@ -208,7 +208,7 @@ def _unpacked(slot: Any, spots: dict[str, Any]) -> dict[str, Any]:
             return spot
         return torch.from_numpy(np.ndarray(spot.shape, spot.dtype, slot, spot.start))
 
-    return {name: map_leaves(tensor, value) for name, value in spots.items()}
+    return map_leaves(tensor, spots)  # type: ignore[no-any-return]
 
 
 ForkingPickler.register(SharedBatch, SharedBatch.parcel)
