@@ -167,6 +167,9 @@ class Loader:
 
     def close(self) -> None:
         """End the pass under way, if there is one."""
+        self._end_pass()
+
+    def _end_pass(self) -> None:
         under_way = None if self._pass is None else self._pass()
         if under_way is not None:
             under_way.close()
@@ -193,11 +196,13 @@ class Loader:
         self._reader.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:
-        self.close()
-        slices = self._reader.slices()
-        batches = self._in_threads(slices) if self._workers else self._inline(slices)
+        self._end_pass()
+        batches = self._batches(self._reader.slices())
         self._pass = weakref.ref(batches)
         return batches
+
+    def _batches(self, slices: Slices) -> Generator[Any, None, None]:
+        return self._in_threads(slices) if self._workers else self._inline(slices)
 
     def _inline(self, slices: Slices) -> Generator[Any, None, None]:
         """Convert in this thread: what a run of rows needs, once for all of its batches."""

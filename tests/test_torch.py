@@ -403,6 +403,18 @@ def test_without_a_free_slot_a_batch_travels_by_itself() -> None:
     assert [int(batch["a"][500]) for batch in kept] == list(range(30))
 
 
+def test_a_batch_that_is_never_sent_leaves_its_slot() -> None:
+    """What was taken out of it may travel still."""
+    sender, kept = Sender(), []
+    for number in range(30):
+        made = sender.shared({"a": torch.full((100,), number), "scalar": np.float32(number) * np.ones(())})
+        assert isinstance(made, sharing.SharedBatch)
+        if number % 5 == 0:
+            kept.append((number, made["a"], made["scalar"]))
+        del made
+    assert all((a == number).all() and scalar == number for number, a, scalar in kept)
+
+
 def test_larger_batches_get_a_larger_ring() -> None:
     sender, kept = Sender(), []
     for number in range(12):
@@ -499,14 +511,21 @@ def test_an_error_in_a_worker_is_ours(ragged: Path, tmp_path: Path) -> None:
         list(DataLoader(dataset, batch_size=None, num_workers=2))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_ctrl_c_leaves_no_process(ragged: Path, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "loader"),
+    [
+        (0, "DataLoader(ct.CorgiPileDataset(*data, **options), batch_size=None)"),
+        (2, "DataLoader(ct.CorgiPileDataset(*data, **options), batch_size=None, num_workers=2)"),
+        (2, "ct.loader(*data, processes=2, **options)"),
+    ],
+)
+def test_ctrl_c_leaves_no_process(ragged: Path, workers: int, loader: str) -> None:
     code = f"""
 import sys, time, torch
 import corgiarrow.torch as ct
 from torch.utils.data import DataLoader
-dataset = ct.CorgiPileDataset({str(ragged)!r}, batch_size=8, streams=2, columns=["id"])
-loader = DataLoader(dataset, batch_size=None, num_workers={workers})
+data, options = [{str(ragged)!r}], dict(batch_size=8, streams=2, columns=["id"])
+loader = {loader}
 while True:
     for batch in loader:
         print("batch", flush=True)

@@ -1,4 +1,4 @@
-"""For PyTorch: the paper's ``CorgiPileDataset``, a loader without worker processes, and a sampler of indices."""
+"""For PyTorch: the paper's ``CorgiPileDataset``, a loader, and a sampler of indices."""
 
 from corgiarrow.errors import MissingExtraError
 

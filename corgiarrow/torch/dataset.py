@@ -11,8 +11,8 @@ from corgiarrow.arrays import Converter, Ragged
 from corgiarrow.errors import StateMismatchError
 from corgiarrow.loader import Loader, LoaderOptions, Transform
 from corgiarrow.reader import Data, Reader, share_of_cpus
-from corgiarrow.torch.distributed import check_place
-from corgiarrow.torch.loading import local_processes, open_part
+from corgiarrow.torch.distributed import check_place, local_processes
+from corgiarrow.torch.loading import open_part
 from corgiarrow.torch.passes import Passes
 from corgiarrow.torch.sharing import Sender
 from corgiarrow.torch.tensors import TorchOut
@@ -214,4 +214,3 @@ def _only(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _only(part) for name, part in value.items()}
     return value.values if isinstance(value, Ragged) else value[0]
-

@@ -41,6 +41,12 @@ def find_place(rank: int | None, world_size: int | None, group: Any) -> tuple[in
         raise OptionError(f"RANK={found[0]!r} and WORLD_SIZE={found[1]!r} in the environment must be numbers") from None
 
 
+def local_processes() -> int:
+    """Processes of this job on this machine, as torchrun tells."""
+    found = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return int(found) if found.isdecimal() and int(found) else 1
+
+
 def check_place(part: Part) -> None:
     """Raise when a process group has come up since, in which this process has another place than it reads for."""
     if not (dist.is_available() and dist.is_initialized()):

@@ -1,4 +1,4 @@
-"""A reader for this process's part, and a loader that needs no worker processes."""
+"""A reader for this process's part, and a loader of its batches."""
 
 import os
 from typing import Any, Unpack
@@ -9,7 +9,8 @@ from corgiarrow.errors import OptionError
 from corgiarrow.index import BlockIndex
 from corgiarrow.loader import Loader, LoaderOptions, Transform, part_options
 from corgiarrow.reader import Data, Reader, share_of_cpus
-from corgiarrow.torch.distributed import find_place, read_together
+from corgiarrow.torch.distributed import find_place, local_processes, read_together
+from corgiarrow.torch.processes import ProcessLoader
 from corgiarrow.torch.tensors import TorchOut, pinned
 
 
@@ -23,34 +24,46 @@ def loader(
     process_group: Any = None,
     transform: Transform | None = None,
     workers: int | None = None,
+    processes: int = 0,
     pin_memory: bool = False,
     threads: int | None = None,
     **options: Unpack[LoaderOptions],
 ) -> Loader:
-    """Return a loader of dicts of tensors that reads in threads of this process.
+    """Return a loader of dicts of tensors that reads in threads of this process, or in worker processes.
 
     Its state is an epoch and the batches that all ranks have delivered in it, so with a fixed ``streams=`` it can be
-    loaded by another number of ranks, and of `workers`.
+    loaded by another number of ranks, of `workers`, and of `processes`.
 
     Parameters
     ----------
     data, block_index_path, batch_size, rank, world_size, process_group, **options
         As for :class:`CorgiPileDataset`.
     transform
-        A function of a batch, called in threads, batches side by side.
+        A function of a batch, called in threads, batches side by side, or where there are `processes`, in these.
     workers
         Threads that convert and transform; see :class:`corgiarrow.Loader`.
+    processes
+        Worker processes that read, convert and transform, for a transform that keeps the interpreter busy; 0 for none.
+        They stay until ``close()``.
     pin_memory
-        Copy tensors to pinned memory in these threads, for quick transfers to a GPU.
+        Copy tensors to pinned memory in a thread, for quick transfers to a GPU.
     threads
-        Threads that read; None shares the CPUs out among the processes of this machine.
+        Threads that each process reads with; None shares the CPUs out among the processes of this machine.
 
     Raises
     ------
     OptionError, BudgetError, NoFilesError, ColumnNotFoundError, SchemaMismatchError, StorageError
         As for :class:`corgiarrow.Reader` and :class:`corgiarrow.arrays.Converter`; or processes disagree.
     """
+    if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:
+        raise OptionError(f"processes={processes!r} must be a whole number of at least 0")
+    if processes and workers:
+        raise OptionError(f"workers={workers} are threads of this process, but processes={processes}: give one of them")
     reader, arrays = open_part(data, block_index_path, batch_size, rank, world_size, process_group, options, threads)
+    if processes:
+        return ProcessLoader(
+            reader, processes=processes, transform=transform, pin_memory=pin_memory, threads=threads, **arrays
+        )
     return Loader(
         reader, transform=_pinning(transform) if pin_memory else transform, workers=workers, out=TorchOut(), **arrays
     )
@@ -114,9 +127,3 @@ def _load_index(data: Data | None, path: str | os.PathLike[str], options: Any, f
             "give the same, or data=None"
         )
     return index
-
-
-def local_processes() -> int:
-    """Processes of this job on this machine, as torchrun tells."""
-    found = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return int(found) if found.isdecimal() and int(found) else 1

@@ -1,14 +1,15 @@
 """Batches on their way from a worker process, through memory that both processes map once.
 
 PyTorch itself sends every tensor through a file of its own, which costs more than reading it. Here a worker copies the
-tensors of a batch to a slot of a ring of shared memory, and sends where they lie. They arrive as tensors in that slot,
-and the slot is free again when the last of them is gone.
+tensors of a batch, those of one dtype and shape side by side, to a slot of a ring of shared memory, and sends its
+number. They arrive as tensors in that slot, and the slot is free again when the last of them is gone.
 """
 
 import ctypes
 import os
 import weakref
-from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Sequence, ValuesView
+from math import prod
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -18,44 +19,58 @@ import torch
 from corgiarrow.arrays.values import Array, map_leaves
 from corgiarrow.torch.tensors import TorchOut
 
-_SLOTS = 8
-"""More than a loader keeps on the way from one worker, and its user at hand; further batches travel by themselves."""
+SLOTS = 8
+"""More than a DataLoader keeps on the way from one worker, and its user at hand."""
 
-_ALIGNMENT = 64
-_HEAD = 64
+MAX_SLOTS = 64
 """Bytes before the slots: one for each, 1 while it is taken."""
+_ALIGNMENT = 64
 
-_DTYPES = {torch.from_numpy(np.zeros(0, code)).dtype: np.dtype(code).str for code in "?BHILbhilefd"}
-"""NumPy's name of each dtype that both know."""
-
+_DTYPES = {np.dtype(code): torch.from_numpy(np.zeros(0, code)).dtype for code in "?BHILbhilefdFD"}
+"""Dtypes that both know."""
+_TENSOR_DTYPES = set(_DTYPES.values())
 
 _OUT = TorchOut()
 
 
-class _Spot(NamedTuple):
-    """Where in its slot a tensor lies."""
+class _Group(NamedTuple):
+    """Leaves of one dtype and shape, one after the other."""
 
     start: int
     dtype: str
     shape: tuple[int, ...]
+    members: tuple[int, ...]
+    """Numbers of the leaves."""
+
+
+class _Layout(NamedTuple):
+    """How a batch lies in its slot.
+
+    Its tree is the batch with each array's number in its place, and for what is no array ``~n``, its number among the
+    others.
+    """
+
+    tree: dict[str, Any]
+    kinds: list[tuple[np.dtype[Any], tuple[int, ...]]]
+    groups: list[_Group]
+    nbytes: int
 
 
 class _Ring:
     """Shared memory, and its slots."""
 
-    def __init__(self, memory: torch.Tensor):
-        self.memory = memory
+    def __init__(self, memory: torch.Tensor, slots: int):
+        self.memory, self.slots = memory, slots
         self.bytes: Array = memory.numpy()
-        self.taken = self.bytes[:_SLOTS]
-        self.capacity = (len(self.bytes) - _HEAD) // _SLOTS
-
-    def start(self, number: int) -> int:
-        """Return where the slot begins."""
-        return _HEAD + number * self.capacity
+        self.taken = self.bytes[:slots]
+        self.capacity = (len(self.bytes) - MAX_SLOTS) // slots
+        self.layout: _Layout | None = None
+        """The last that was sent, or arrived."""
 
     def slot(self, number: int) -> Any:
         """Return a new view of the slot: no array, since NumPy would pass it over as the base of its own views."""
-        return (ctypes.c_char * self.capacity).from_buffer(self.bytes.data, self.start(number))
+        start = MAX_SLOTS + number * self.capacity
+        return (ctypes.c_char * self.capacity).from_buffer(self.bytes.data, start)
 
     def free(self, number: int) -> None:
         """Let the worker use the slot again."""
@@ -69,14 +84,19 @@ class SharedBatch:
     to convert pass it on as it is.
     """
 
-    def __init__(self, sender: "Sender", ring: _Ring, number: int, spots: dict[str, Any]):
-        self._sender, self._ring, self._number, self._spots = sender, ring, number, spots
+    def __init__(self, sender: "Sender", ring: _Ring, number: int, slot: Any, layout: _Layout, others: list[Any]):
+        self._sender, self._ring, self._number, self._slot = sender, ring, number, slot
+        self._layout, self._others = layout, others
+        self._leaves: list[torch.Tensor] = []
         self._dict: dict[str, Any] | None = None
-        self._sent = False
+        # Where it is never sent, the slot is free when this is gone, and all tensors that were taken out of it.
+        self._unsent = weakref.finalize(slot, ring.free, number)
+        self._unsent.atexit = False
 
     def _tensors(self) -> dict[str, Any]:
         if self._dict is None:
-            self._dict = _unpacked(self._ring.slot(self._number), self._spots)
+            self._leaves = _leaves(self._slot, self._layout)
+            self._dict = _grown(self._layout.tree, self._leaves, self._others)
         return self._dict
 
     def __getitem__(self, name: str) -> Any:
@@ -108,90 +128,109 @@ class SharedBatch:
 
     def parcel(self) -> tuple[Any, ...]:
         """Return what to send: a function, and its arguments, that make the dict where it arrives."""
-        if self._sent:
+        if self._unsent.detach() is None:
             # A second receiver would not know when the slot is free.
-            copy = map_leaves(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, self._tensors())
-            return dict, (copy,)
-        self._sent = True
-        spots = self._spots if self._dict is None else self._seen_again(self._dict)
-        return self._sender.address(self._ring, self._number, spots)
+            return dict, (map_leaves(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, self._tensors()),)
+        tree, others = (None, self._others) if self._dict is None else self._seen_again(self._dict)
+        return self._sender.address(self._ring, self._number, self._layout, tree, others)
 
-    def _seen_again(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Where those tensors lie that still do; what was put in since goes as it is."""
-        slot = self._ring.slot(self._number)
-        start, size = ctypes.addressof(slot), len(slot)
+    def _seen_again(self, tensors: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+        """Tree of what a collate function left or put here; tensors that are new travel by themselves."""
+        numbers = {id(leaf): number for number, leaf in enumerate(self._leaves)}
+        start, others = ctypes.addressof(self._slot), list[Any]()
 
-        def spot(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            offset = value.data_ptr() - start
-            if not (_is_plain(value) and 0 <= offset <= size - value.nbytes):
-                return value
-            if not value.is_contiguous():
-                return value.clone()
-            return _Spot(offset, _DTYPES[value.dtype], tuple(value.shape))
+        def number(value: Any) -> int:
+            if id(value) in numbers:
+                return numbers[id(value)]
+            inside = isinstance(value, torch.Tensor) and 0 <= value.data_ptr() - start < len(self._slot)
+            others.append(value.clone() if inside else value)
+            return ~(len(others) - 1)
 
-        return map_leaves(spot, tensors)  # type: ignore[no-any-return]
+        return map_leaves(number, tensors), others
 
 
 class Sender:
-    """A worker's ring; it is made anew when a batch is larger than its slots."""
+    """A worker's ring; it is made anew when a batch is larger than its slots.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    slots
+        Batches that may be on their way, or at their user's hand, up to :data:`MAX_SLOTS`; further ones travel by
+        themselves.
+    """
+
+    def __init__(self, slots: int = SLOTS) -> None:
+        self._slots = slots
         self._ring: _Ring | None = None
         self._rings = 0
         self._announced = False
         """Whether the ring's memory was sent."""
+        self._layout: _Layout | None = None
 
     def shared(self, batch: Any) -> Any:
         """Copy a dict of arrays or tensors to shared memory; return anything else, and what finds no slot, as it is."""
         if not isinstance(batch, dict):
             return batch
-        size, moved = 0, []
+        arrays, others = list[Array](), list[Any]()
 
-        def place(value: Any) -> Any:
-            nonlocal size
+        def number(value: Any) -> int:
             if isinstance(value, torch.Tensor) and _is_plain(value):
                 value = value.numpy()
-            if not isinstance(value, np.ndarray):
-                return value
-            kind = value.dtype.kind
-            if kind == "O":
-                return _OUT.whole(value)
-            spot = _Spot(size, "<i8" if kind in "mM" else value.dtype.str, value.shape)
-            moved.append((size, value))
-            size += _aligned(value.nbytes)
-            return spot
+            if isinstance(value, np.ndarray):
+                if value.dtype.kind in "mM":
+                    value = value.view(np.int64)
+                if value.dtype in _DTYPES:
+                    arrays.append(value)
+                    return len(arrays) - 1
+                value = _OUT.whole(value)
+            others.append(value)
+            return ~(len(others) - 1)
 
-        spots = map_leaves(place, batch)
-        if self._ring is None or size > self._ring.capacity:
-            self._new_ring(size)
+        tree = map_leaves(number, batch)
+        kinds = [(array.dtype, array.shape) for array in arrays]
+        layout = self._layout
+        if layout is None or layout.kinds != kinds or layout.tree != tree:
+            layout = self._layout = _lay_out(tree, kinds)
         ring = self._ring
-        assert ring is not None
-        free = np.flatnonzero(ring.taken == 0)
-        if not len(free):
+        if ring is None or layout.nbytes > ring.capacity:
+            ring = self._new_ring(layout.nbytes)
+        number_ = ring.taken.tobytes().find(0)
+        if number_ < 0:
             return map_leaves(lambda x: _OUT.whole(x) if isinstance(x, np.ndarray) else x, batch)
-        number = int(free[0])
-        ring.taken[number] = 1
-        start = ring.start(number)
-        for offset, array in moved:
-            first = start + offset
-            ring.bytes[first : first + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return SharedBatch(self, ring, number, spots)
+        ring.taken[number_] = 1
+        slot = ring.slot(number_)
+        for group, joined in zip(layout.groups, _joined(slot, layout), strict=True):
+            np.concatenate([np.atleast_1d(arrays[n]) for n in group.members], out=joined)
+        return SharedBatch(self, ring, number_, slot, layout, others)
 
-    def address(self, ring: _Ring, number: int, spots: dict[str, Any]) -> tuple[Any, ...]:
-        """Return what to send of a batch in a slot; the ring's memory goes with the first."""
+    def address(
+        self, ring: _Ring, number: int, layout: _Layout, tree: dict[str, Any] | None, others: list[Any]
+    ) -> tuple[Any, ...]:
+        """Return what to send of a batch in a slot; the ring's memory, and a new layout, go with the first."""
         if ring is not self._ring:
-            return _from_memory, (ring.memory, number, spots)
-        memory = None if self._announced else ring.memory
-        self._announced = True
-        return _arrived, ((os.getpid(), self._rings), memory, number, spots)
+            return _from_memory, (ring.memory, ring.slots, number, layout, tree, others)
+        memory = None if self._announced else (ring.memory, ring.slots)
+        told = None if layout is ring.layout else layout
+        self._announced, ring.layout = True, layout
+        return _arrived, ((os.getpid(), self._rings), memory, number, told, tree, others)
 
-    def _new_ring(self, size: int) -> None:
+    def _new_ring(self, size: int) -> _Ring:
         memory = torch.empty(0, dtype=torch.uint8)
-        nbytes = _HEAD + _SLOTS * _aligned(size + size // 4 + 1)
+        nbytes = MAX_SLOTS + self._slots * _aligned(size + size // 4 + 1)
         memory.set_(torch.UntypedStorage._new_shared(nbytes))  # type: ignore[no-untyped-call]
-        self._ring, self._rings, self._announced = _Ring(memory), self._rings + 1, False
+        self._ring, self._rings, self._announced = _Ring(memory, self._slots), self._rings + 1, False
+        return self._ring
+
+
+def _lay_out(tree: dict[str, Any], kinds: list[tuple[np.dtype[Any], tuple[int, ...]]]) -> _Layout:
+    like: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for leaf, (dtype, shape) in enumerate(kinds):
+        like.setdefault((dtype.str, shape), []).append(leaf)
+    groups, nbytes = [], 0
+    for (dtype_name, shape), members in like.items():
+        groups.append(_Group(nbytes, dtype_name, shape, tuple(members)))
+        nbytes += _aligned(len(members) * prod(shape) * np.dtype(dtype_name).itemsize)
+    return _Layout(tree, kinds, groups, nbytes)
 
 
 def _aligned(size: int) -> int:
@@ -199,16 +238,34 @@ def _aligned(size: int) -> int:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in _DTYPES and tensor.device.type == "cpu" and not tensor.requires_grad
+    return tensor.dtype in _TENSOR_DTYPES and tensor.device.type == "cpu" and not tensor.requires_grad
 
 
-def _unpacked(slot: Any, spots: dict[str, Any]) -> dict[str, Any]:
-    def tensor(spot: Any) -> Any:
-        if not isinstance(spot, _Spot):
-            return spot
-        return torch.from_numpy(np.ndarray(spot.shape, spot.dtype, slot, spot.start))
+def _joined(slot: Any, layout: _Layout) -> Iterator[Array]:
+    """Array of the rows of each group's leaves, one after the other."""
+    for start, dtype, shape, members in layout.groups:
+        rows, inner = (shape[0], shape[1:]) if shape else (1, ())
+        yield np.ndarray((len(members) * rows, *inner), dtype, slot, start)
 
-    return map_leaves(tensor, spots)  # type: ignore[no-any-return]
+
+def _leaves(slot: Any, layout: _Layout) -> list[torch.Tensor]:
+    """Tensors in a slot, by number."""
+    found: list[Any] = [None] * len(layout.kinds)
+    for group, joined in zip(layout.groups, _joined(slot, layout), strict=True):
+        whole = torch.from_numpy(joined)
+        parts: Iterable[torch.Tensor]
+        if group.shape and group.shape[0]:
+            parts = torch.unsafe_split(whole, group.shape[0])
+        else:
+            parts = (whole[:] if group.shape else whole[n] for n in range(len(group.members)))
+        for number, part in zip(group.members, parts, strict=True):
+            found[number] = part
+    return found
+
+
+def _grown(tree: dict[str, Any], leaves: Sequence[torch.Tensor], others: Sequence[Any]) -> dict[str, Any]:
+    """Return a tree with what its numbers stand for."""
+    return map_leaves(lambda n: leaves[n] if n >= 0 else others[~n], tree)  # type: ignore[no-any-return]
 
 
 ForkingPickler.register(SharedBatch, SharedBatch.parcel)
@@ -217,23 +274,38 @@ _RINGS: dict[tuple[int, int], _Ring] = {}
 """In the receiving process: the rings that workers announced."""
 
 
-def _arrived(key: tuple[int, int], memory: torch.Tensor | None, number: int, spots: dict[str, Any]) -> dict[str, Any]:
+def _arrived(
+    key: tuple[int, int],
+    memory: tuple[torch.Tensor, int] | None,
+    number: int,
+    layout: _Layout | None,
+    tree: dict[str, Any] | None,
+    others: list[Any],
+) -> dict[str, Any]:
     if memory is not None:
         for pid, count in list(_RINGS):
             if not _is_alive(pid):
                 del _RINGS[pid, count]
-        _RINGS[key] = _Ring(memory)
-    return _received(_RINGS[key], number, spots)
+        _RINGS[key] = _Ring(*memory)
+    ring = _RINGS[key]
+    if layout is not None:
+        ring.layout = layout
+    assert ring.layout is not None
+    return _received(ring, number, ring.layout, tree, others)
 
 
-def _from_memory(memory: torch.Tensor, number: int, spots: dict[str, Any]) -> dict[str, Any]:
-    return _received(_Ring(memory), number, spots)
+def _from_memory(
+    memory: torch.Tensor, slots: int, number: int, layout: _Layout, tree: dict[str, Any] | None, others: list[Any]
+) -> dict[str, Any]:
+    return _received(_Ring(memory, slots), number, layout, tree, others)
 
 
-def _received(ring: _Ring, number: int, spots: dict[str, Any]) -> dict[str, Any]:
+def _received(
+    ring: _Ring, number: int, layout: _Layout, tree: dict[str, Any] | None, others: list[Any]
+) -> dict[str, Any]:
     slot = ring.slot(number)
     weakref.finalize(slot, ring.free, number).atexit = False
-    return _unpacked(slot, spots)
+    return _grown(tree or layout.tree, _leaves(slot, layout), others)
 
 
 def _is_alive(pid: int) -> bool:

@@ -1,0 +1,188 @@
+"""The loader with worker processes: the order, positions anywhere, faults in their turn, processes that end."""
+
+import contextlib
+import itertools
+import json
+import os
+import pickle
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from conftest import RAGGED_ROWS, ids_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import corgiarrow as ca
+import corgiarrow.torch as ct
+from corgiarrow.torch.processes import ProcessLoader
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+
+OPTIONS: dict[str, Any] = {"batch_size": 4, "streams": 4, "buffer_blocks": 4, "columns": ["id", "x", "label"]}
+
+
+def ids(batches: Any) -> list[list[int]]:
+    return [batch["id"].tolist() for batch in batches]
+
+
+def running() -> list[psutil.Process]:
+    """Processes of loaders; other tests may have servers."""
+    return [p for p in psutil.Process().children() if p.name() == "pt_data_worker" and p.status() != "zombie"]
+
+
+def in_order(data: Path, epochs: int) -> list[list[list[int]]]:
+    reader = ca.Reader(data, **OPTIONS)
+    return [ids_of(reader) for _ in range(epochs)]
+
+
+def test_the_order_is_that_of_one_process_from_any_step_on(ragged: Path) -> None:
+    """Epochs, broken passes and steps that are in the middle of the workers' turns."""
+    expected = in_order(ragged, 3)
+    steps = len(expected[0])
+    for processes in (1, 2, 4):
+        with ct.loader(ragged, processes=processes, **OPTIONS) as loader:
+            assert len(loader) == steps
+            assert [ids(loader), ids(loader)] == expected[:2]
+
+            @settings(max_examples=15, deadline=None)
+            @given(epoch=st.integers(0, 2), step=st.integers(0, steps - 1), taken=st.integers(0, steps))
+            def from_anywhere(epoch: int, step: int, taken: int) -> None:
+                loader.seek(epoch, step)
+                with contextlib.closing(iter(loader)) as batches:  # type: ignore[type-var]
+                    found = ids(itertools.islice(batches, taken))
+                assert found == expected[epoch][step : step + taken]
+                position = loader.reader.position
+                assert position == ((epoch, step + taken) if step + taken < steps else (epoch + 1, 0))
+
+            from_anywhere()
+        assert not running()
+
+
+def test_a_position_may_be_loaded_by_any_other_loader(ragged: Path) -> None:
+    expected = in_order(ragged, 2)
+
+    def made(processes: int, **place: int) -> Any:
+        return ct.loader(ragged, processes=processes, **{**OPTIONS, "streams": None}, **place)
+
+    saved_by = ct.loader(ragged, processes=4, **OPTIONS)
+    with saved_by:
+        first = ids(itertools.islice(saved_by, 14))
+        state = json.loads(json.dumps(saved_by.state_dict()))
+    for processes in (0, 1, 2, 4):
+        with made(processes) as loader:
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+            assert first + ids(loader) == expected[0]
+            assert ids(loader) == expected[1]
+    per_rank = []
+    for rank in range(2):
+        with made(2, rank=rank, world_size=2) as loader:
+            loader.load_state_dict(state)
+            per_rank.append(ids(loader))
+    rest = [step for both in zip(*per_rank, strict=True) for step in both]
+    assert first + rest[: len(expected[0]) - 14] == expected[0]
+    with made(3) as loader, pytest.raises(ca.OptionError, match="streams=4"):
+        loader.load_state_dict(state)
+    with made(2) as loader, pytest.raises(ca.StateMismatchError, match="lacks"):
+        loader.load_state_dict({})
+
+
+def told(batch: dict[str, Any]) -> Any:
+    return batch["id"].tolist(), os.getpid()
+
+
+def test_a_transform_runs_in_the_processes_and_may_return_anything(ragged: Path) -> None:
+    with ct.loader(ragged, processes=2, transform=told, **OPTIONS) as loader:
+        found = list(loader)
+        again = list(loader)
+    assert [x for x, _ in found] == in_order(ragged, 1)[0]
+    where = {pid for _, pid in found}
+    assert len(where) == 2
+    assert os.getpid() not in where
+    assert {pid for _, pid in again} == where, "they stay from epoch to epoch"
+
+
+def fails_at_40(batch: dict[str, Any]) -> Any:
+    if (batch["id"] == 40).any():
+        raise ValueError("not forty")
+    return batch
+
+
+def test_what_comes_before_a_fault_is_delivered(ragged: Path) -> None:
+    expected = in_order(ragged, 1)[0]
+    fault = next(n for n, batch in enumerate(expected) if 40 in batch)
+    assert fault > 2
+    with ct.loader(ragged, processes=2, transform=fails_at_40, **OPTIONS) as loader:
+        for _ in range(2):
+            found = []
+            with pytest.raises(ValueError, match="not forty"):
+                for batch in loader:
+                    found.append(batch["id"].tolist())
+            assert loader.reader.position == (0, fault)
+            assert found == expected[:fault]
+            loader.seek(0, 0)
+
+
+# PyTorch raises from a signal handler, wherever this process is: also in a finalizer, which only prints it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_process_that_dies_is_noticed_and_replaced(ragged: Path) -> None:
+    options = {**OPTIONS, "batch_size": 1}
+    expected = ids_of(ca.Reader(ragged, **options))
+    with ct.loader(ragged, processes=2, **options) as loader:
+        batches = iter(loader)
+        found = [next(batches)["id"].tolist()]
+        with pytest.raises(RuntimeError, match="DataLoader worker"):
+            for child in running():
+                os.kill(child.pid, signal.SIGKILL)
+            for batch in batches:
+                found.append(batch["id"].tolist())
+        assert len(found) < RAGGED_ROWS
+        loader.load_state_dict(loader.state_dict())
+        assert found + ids(loader) == expected
+    assert not running()
+
+
+def test_batches_that_are_kept_stay_as_they_are_and_are_the_users_to_change(ragged: Path) -> None:
+    expected = in_order(ragged, 3)
+    with ct.loader(ragged, processes=2, pin_memory=True, **OPTIONS) as loader:
+        kept = [batch for _ in range(3) for batch in loader]
+        assert ids(kept) == list(itertools.chain(*expected))
+        loader.set_epoch(0)
+        found = []
+        for batch in loader:
+            found.append(batch["id"].tolist())
+            batch["id"].fill_(-1)
+            batch["x"].mul_(torch.ones((), requires_grad=True))
+        assert found == expected[0]
+
+
+def test_it_pickles_and_ends_its_processes_with_the_last_reference(ragged: Path) -> None:
+    loader = ct.loader(ragged, processes=2, **OPTIONS)
+    next(iter(loader))
+    copy = pickle.loads(pickle.dumps(loader))
+    children = running()
+    assert len(children) == 2
+    del loader
+    _, left = psutil.wait_procs(children, timeout=30)
+    assert not left
+    copy.set_epoch(0)
+    with copy:
+        assert ids(copy) == in_order(ragged, 1)[0]
+
+
+def test_options_that_do_not_go_together_raise(ragged: Path) -> None:
+    for wrong in (-1, 1.5, True):
+        with pytest.raises(ca.OptionError, match="processes="):
+            ct.loader(ragged, processes=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ca.OptionError, match="give one of them"):
+        ct.loader(ragged, processes=2, workers=2)
+    with pytest.raises(ca.OptionError, match="streams=4"):
+        ct.loader(ragged, processes=3, **OPTIONS)
+    assert not isinstance(ct.loader(ragged, processes=0), ProcessLoader)
