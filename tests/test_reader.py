@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -292,7 +293,7 @@ def test_stats_count(ragged: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["break", "exception", "close", "delete", "exhaust"])
-def test_threads_end(ragged: Path, way: str) -> None:
+def test_threads_end_and_files_are_closed(ragged: Path, way: str) -> None:
     reader = ca.Reader(ragged, batch_size=4, threads=3)
     if way == "break":
         for _ in reader:
@@ -312,6 +313,8 @@ def test_threads_end(ragged: Path, way: str) -> None:
     else:
         list(reader)
     assert not [t for t in threading.enumerate() if t.name.startswith("corgiarrow-")]
+    left = [f.path for f in psutil.Process().open_files() if f.path.startswith(str(ragged))]
+    assert not left
 
 
 def test_a_batch_outlives_its_reader(ragged: Path) -> None:

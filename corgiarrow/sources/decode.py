@@ -115,6 +115,16 @@ class Decoder:
             )
         return fitted
 
+    def _fits(self, file: int, columns: Sequence[int], table: pa.Table) -> bool:
+        """Whether a table holds just these columns, each as :meth:`fit` would return it."""
+        paths = [self.columns[c].path[0] for c in columns]
+        return (
+            all(self._as_stored[c] for c in columns)
+            and self.index.in_paths.keys().isdisjoint(paths)
+            and table.schema.names == paths
+            and table.schema.types == [self.held_types[c] for c in columns]
+        )
+
     def read(
         self, reader: pq.ParquetFile, file: int, row_groups: Sequence[int], columns: Sequence[int]
     ) -> list[pa.ChunkedArray]:
@@ -137,6 +147,8 @@ class Decoder:
 
         try:
             table = read(held)
+            if table is not None and len(held) == len(columns) and self._fits(file, held, table):
+                return table.columns  # type: ignore[no-any-return]
             return [self.fit(file, c, table if c in stored else None, rows) for c in columns]
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if isinstance(error, ReadError | SchemaMismatchError):
