@@ -5,16 +5,16 @@ import itertools
 import json
 import os
 import pickle
-import signal
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
-from conftest import RAGGED_ROWS, ids_of
+from conftest import ids_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import run
 
 import corgiarrow as ca
 import corgiarrow.torch as ct
@@ -130,23 +130,34 @@ def test_what_comes_before_a_fault_is_delivered(ragged: Path) -> None:
             loader.seek(0, 0)
 
 
-# PyTorch raises from a signal handler, wherever this process is: also in a finalizer, which only prints it.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+DEATH = """
+import os, signal, sys
+import psutil
+import corgiarrow as ca, corgiarrow.torch as ct
+
+data, options = sys.argv[1], dict(batch_size=1, streams=4, buffer_blocks=4, columns=["id"])
+expected = [batch.column("id").to_pylist() for batch in ca.Reader(data, **options)]
+found = []
+loader = ct.loader(data, processes=2, **options)
+try:
+    for batch in loader:
+        found.append(batch["id"].tolist())
+        if len(found) == 1:
+            os.kill(psutil.Process().children()[0].pid, signal.SIGKILL)
+except RuntimeError as error:
+    assert "DataLoader worker" in str(error), error
+assert 0 < len(found) < len(expected)
+loader.load_state_dict(loader.state_dict())
+found += [batch["id"].tolist() for batch in loader]
+assert found == expected
+loader.close()
+assert not [p for p in psutil.Process().children() if p.status() != "zombie"]
+"""
+
+
 def test_a_process_that_dies_is_noticed_and_replaced(ragged: Path) -> None:
-    options = {**OPTIONS, "batch_size": 1}
-    expected = ids_of(ca.Reader(ragged, **options))
-    with ct.loader(ragged, processes=2, **options) as loader:
-        batches = iter(loader)
-        found = [next(batches)["id"].tolist()]
-        with pytest.raises(RuntimeError, match="DataLoader worker"):
-            for child in running():
-                os.kill(child.pid, signal.SIGKILL)
-            for batch in batches:
-                found.append(batch["id"].tolist())
-        assert len(found) < RAGGED_ROWS
-        loader.load_state_dict(loader.state_dict())
-        assert found + ids(loader) == expected
-    assert not running()
+    """In a process of its own: PyTorch raises from a signal handler, wherever the main thread is."""
+    run(["-c", DEATH, str(ragged)], timeout_s=120)
 
 
 def test_batches_that_are_kept_stay_as_they_are_and_are_the_users_to_change(ragged: Path) -> None:

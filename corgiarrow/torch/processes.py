@@ -60,15 +60,15 @@ class ProcessLoader(Loader):
         **options: Unpack[ArrayOptions],
     ):
         super().__init__(reader, transform=transform, workers=0, **options)
-        self._open = reader
+        self._given = reader
         self._processes, self._pin_memory, self._threads, self._options = processes, pin_memory, threads, options
         self._reader = self._for_processes(None)
         self._running: tuple[_Batches, DataLoader[_Message]] | None = None
 
     def _for_processes(self, streams: int | None) -> Reader:
-        part = self._open.part
+        part = self._given.part
         parts = part.world_size * self._processes
-        reader = self._open.for_part(rank=part.rank, world_size=part.world_size, streams=streams or parts)
+        reader = self._given.for_part(rank=part.rank, world_size=part.world_size, streams=streams or parts)
         reader.for_part(rank=part.rank, world_size=part.world_size, num_workers=self._processes)  # Or it raises.
         return reader
 
