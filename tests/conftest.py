@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 
 import corgiarrow as ca
 
@@ -16,6 +17,12 @@ settings.register_profile(
     "corgiarrow", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("corgiarrow")
+
+
+def half_floats() -> st.SearchStrategy[float]:
+    """Every float of 16 bits: Hypothesis itself draws wider ones, and throws most of them away."""
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    return st.sampled_from([*every[~np.isnan(every)].tolist(), float("nan")])
 
 
 def write_rows(path: Path, group_rows: Sequence[int], first: int = 0, **options: object) -> int:

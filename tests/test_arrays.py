@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import half_floats
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -75,8 +76,9 @@ def flat_values(kind: pa.DataType) -> st.SearchStrategy[Any]:
     if pa.types.is_boolean(kind):
         return st.booleans()
     if pa.types.is_floating(kind):
-        width = kind.bit_width
-        return st.floats(width=width, allow_nan=False) | st.just(float("nan"))
+        if pa.types.is_float16(kind):
+            return half_floats()
+        return st.floats(width=kind.bit_width, allow_nan=False) | st.just(float("nan"))
     if pa.types.is_decimal(kind):
         limit = 10**kind.precision - 1
         return st.integers(-limit, limit).map(lambda n: Decimal(n).scaleb(-kind.scale, EXACT))

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import half_floats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,7 +43,8 @@ def values(dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:
     if dtype.kind in "iu":
         return some | st.integers(int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
     special = [0.5, -0.0, float("nan"), float("inf"), -float("inf"), float(np.finfo(dtype).max)]
-    return some | st.sampled_from(special) | st.floats(width=8 * dtype.itemsize)
+    usual = half_floats() if dtype.itemsize == 2 else st.floats(width=8 * dtype.itemsize)
+    return some | st.sampled_from(special) | usual
 
 
 def changes(value: Any, found: Any, source: np.dtype[Any], target: np.dtype[Any]) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import half_floats
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
@@ -320,7 +321,7 @@ def _valid_values(kind: pa.DataType) -> st.SearchStrategy[Any]:
         low = -(2 ** (kind.bit_width - 1)) if signed else 0
         return st.integers(low, 2 ** (kind.bit_width - signed) - 1)
     if t.is_floating(kind):
-        return st.floats(width=kind.bit_width)
+        return half_floats() if t.is_float16(kind) else st.floats(width=kind.bit_width)
     if t.is_decimal(kind):
         most = 10**kind.precision - 1
         context = decimal.Context(prec=100)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from conftest import RAGGED_ROWS, ArraySource, all_parts, ids_of, write_dataset
+from conftest import RAGGED_ROWS, ArraySource, all_parts, half_floats, ids_of, write_dataset
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from test_cli import run, run_json
@@ -65,7 +65,7 @@ def expected_hash(value: Any) -> int:
         st.tuples(st.just(pa.bool_()), st.lists(st.none() | st.booleans())),
         st.tuples(st.just(pa.float64()), st.lists(st.none() | st.floats())),
         st.tuples(st.just(pa.float32()), st.lists(st.none() | st.floats(width=32))),
-        st.tuples(st.just(pa.float16()), st.lists(st.none() | st.floats(width=16))),
+        st.tuples(st.just(pa.float16()), st.lists(st.none() | half_floats())),
         st.tuples(st.sampled_from([pa.string(), pa.large_string()]), st.lists(st.none() | st.text(max_size=3))),
         st.tuples(st.sampled_from([pa.binary(), pa.large_binary()]), st.lists(st.none() | st.binary(max_size=3))),
         st.tuples(st.just(pa.binary(2)), st.lists(st.none() | st.binary(min_size=2, max_size=2))),
