@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from difflib import get_close_matches
 from typing import Any, Self, TypedDict, TypeVar, Unpack, cast
 
 import fsspec
@@ -50,6 +51,10 @@ class LoaderOptions(ReaderOptions, ArrayOptions, total=False):
     """Keywords that every adapter takes: the reader's, and those of the arrays."""
 
 
+_OWN_KEYWORDS = ["batch_size", "rank", "world_size", "transform", "workers", "processes", "pin_memory", "threads"]
+"""What adapters name themselves, for whoever mistypes it."""
+
+
 def part_options(options: LoaderOptions) -> tuple[ReaderOptions, ArrayOptions]:
     """Part the keywords into the reader's and those of the arrays.
 
@@ -60,8 +65,13 @@ def part_options(options: LoaderOptions) -> tuple[ReaderOptions, ArrayOptions]:
     """
     unknown = sorted(set(options) - set(LoaderOptions.__annotations__))
     if unknown:
-        known = ", ".join(sorted(LoaderOptions.__annotations__))
-        raise TypeError(f"unexpected keywords {unknown}: choose from {known}")
+        known = sorted({*LoaderOptions.__annotations__, *_OWN_KEYWORDS})
+        near = [n for name in unknown for n in get_close_matches(name, known, 1)]
+        raise TypeError(
+            f"unexpected keywords {unknown}: "
+            + (f"did you mean {', '.join(near)}? " if near else "")
+            + f"Beside its own, this takes {', '.join(sorted(LoaderOptions.__annotations__))}"
+        )
     reads = {name: value for name, value in options.items() if name in ReaderOptions.__annotations__}
     arrays = {name: value for name, value in options.items() if name not in reads}
     return cast(ReaderOptions, reads), cast(ArrayOptions, arrays)
@@ -131,6 +141,8 @@ class Loader:
         out: Out | None = None,
         **options: Unpack[ArrayOptions],
     ):
+        if transform is not None and not callable(transform):
+            raise OptionError(f"transform={transform!r} must be a function of a batch")
         if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
             raise OptionError(f"workers={workers!r} must be a whole number of at least 0")
         self._reader = reader

@@ -19,6 +19,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from types import TracebackType
@@ -241,7 +242,8 @@ class Pipeline:
         self._stream_bytes = stream_bytes
         self._largest_column = largest_column
         self._stats = stats
-        self._lock = threading.Lock()
+        # A lock that knows its owner: after Ctrl-C nobody can let go of another's.
+        self._lock = threading.RLock()
         self._tasks_changed = threading.Condition(self._lock)
         self._rows_ready = threading.Condition(self._lock)
         self._thread_ended = threading.Condition(self._lock)
@@ -289,7 +291,7 @@ class Pipeline:
         for stream in self._streams:
             stream.session.stop()
         # Not by join() alone: interrupted by Ctrl-C, Python 3.11 takes the thread for ended from then on.
-        with self._lock:
+        with _interrupts_told(), self._lock:
             while not self._thread_ended.wait_for(self._all_ended, timeout=1.0):
                 if not any(thread.ident for thread in self._threads if thread.name not in self._ended):
                     break  # What Ctrl-C interrupted was the very start of the last one.
@@ -357,7 +359,7 @@ class Pipeline:
         return pa.RecordBatch.from_arrays(columns, schema=self._delivered)
 
     def _next_segment(self, at: _Stream) -> _Segment:
-        with self._lock:
+        with _interrupts_told(), self._lock:
             began = time.perf_counter()
             while not at.segments:
                 # What was read before a fault is delivered, whatever the threads' timing.
@@ -761,6 +763,20 @@ def _taken(chunks: Chunks, indices: pa.ChunkedArray, kind: pa.DataType) -> Chunk
     if len(chunks) == 1:
         return take_each(chunks[0], indices)
     return [array for index in indices.chunks for array in take_from_bins(chunks, index, kind)]
+
+
+@contextmanager
+def _interrupts_told() -> Iterator[None]:
+    """Raise Ctrl-C as such where it came in the midst of a condition's ``wait()``.
+
+    That may have given up the lock already, and then it is leaving ``with lock:`` that raises last.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
 
 
 _LIVE: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()

@@ -177,7 +177,8 @@ class Reader:
         progress: bool = False,
     ):
         for name, value in (("batch_size", batch_size), ("streams", streams), ("threads", threads)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            left_open = value is None and name != "batch_size"
+            if not left_open and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise OptionError(f"{name}={value!r} must be a whole number of at least 1")
         self._part = Part(rank, world_size, worker, num_workers)
         self._strategy = as_strategy(shuffle)
@@ -275,6 +276,11 @@ class Reader:
     def drop_last(self) -> bool:
         """Whether rows past the last whole step are dropped."""
         return self._drop_last
+
+    @property
+    def streams(self) -> int:
+        """Logical readers of the job, which fix the order: its parts share them out."""
+        return self._streams
 
     @property
     def part(self) -> Part:
@@ -463,13 +469,18 @@ class Reader:
             The state belongs to other data or parameters, or cannot go on with this number of parts.
         """
         identity = self._identity()
+        if not isinstance(state, Mapping):
+            raise StateMismatchError(f"the state is {state!r}: give what state_dict() returned")
         missing = sorted({*identity, "streams", "epoch", "batches"} - set(state))
         if missing:
             raise StateMismatchError(f"the state lacks {', '.join(missing)}: it was not made by state_dict()")
         # The number of blocks a buffer depends on `streams`, so that is settled first.
         streams = int(state["streams"])
         if self._streams_asked is not None and streams != self._streams_asked:
-            raise StateMismatchError(f"the state has streams={streams}, this reader streams={self._streams_asked}")
+            raise StateMismatchError(
+                f"the state has streams={streams}, this reader streams={self._streams_asked}: leave streams= out, or "
+                "give the state's"
+            )
         parts = self._part.num_parts
         if streams % parts:
             raise StateMismatchError(f"the state has streams={streams}, which {parts} parts do not divide")

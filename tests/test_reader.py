@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import corgiarrow as ca
+from corgiarrow.pipeline import _interrupts_told
 from corgiarrow.strategies import BY_NAME
 
 NAMES = sorted(BY_NAME)
@@ -363,6 +364,16 @@ def test_ctrl_c_ends_a_waiting_pass(ragged: Path) -> None:
     process.stdout.read()
     process.stdout.close()
     assert process.wait(timeout=30) == 40
+
+
+def test_ctrl_c_in_the_midst_of_a_wait_is_told_as_such() -> None:
+    """A condition may have given up its lock when the signal comes."""
+    lock = threading.RLock()
+    with pytest.raises(KeyboardInterrupt), _interrupts_told(), lock:
+        lock.release()
+        raise KeyboardInterrupt
+    with pytest.raises(RuntimeError, match="another"), _interrupts_told(), lock:
+        raise RuntimeError("another")
 
 
 def _part_of(job: tuple[bytes, int, int]) -> list[list[int]]:

@@ -90,6 +90,21 @@ def test_workers_give_the_order_of_one_process_epoch_by_epoch(
     assert ids(loader) == expected[3]
 
 
+def test_batches_of_batches_are_refused(ragged: Path) -> None:
+    loader = DataLoader(ct.CorgiPileDataset(ragged, **OPTIONS), batch_size=4, num_workers=1)
+    with pytest.raises(ca.OptionError, match="give it batch_size=None"):
+        next(iter(loader))
+
+
+def test_a_seek_that_workers_cannot_begin_at_raises_here(ragged: Path) -> None:
+    dataset = ct.CorgiPileDataset(ragged, **OPTIONS)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
+    next(iter(loader))
+    dataset.seek(0, 3)
+    with pytest.raises(ca.StateMismatchError, match="3 batches delivered, which 2 parts do not divide"):
+        next(iter(loader))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_set_epoch_keeps_a_position_in_that_epoch(ragged: Path, workers: int) -> None:
     dataset = ct.CorgiPileDataset(ragged, **OPTIONS)

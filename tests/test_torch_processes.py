@@ -5,9 +5,11 @@ import itertools
 import json
 import os
 import pickle
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -88,7 +90,7 @@ def test_a_position_may_be_loaded_by_any_other_loader(ragged: Path) -> None:
             per_rank.append(ids(loader))
     rest = [step for both in zip(*per_rank, strict=True) for step in both]
     assert first + rest[: len(expected[0]) - 14] == expected[0]
-    with made(3) as loader, pytest.raises(ca.OptionError, match="streams=4"):
+    with made(3) as loader, pytest.raises(ca.OptionError, match="streams=4 of the state: choose processes=1 or 2 or"):
         loader.load_state_dict(state)
     with made(2) as loader, pytest.raises(ca.StateMismatchError, match="lacks"):
         loader.load_state_dict({})
@@ -113,6 +115,82 @@ def fails_at_40(batch: dict[str, Any]) -> Any:
     if (batch["id"] == 40).any():
         raise ValueError("not forty")
     return batch
+
+
+def unchanged(batch: dict[str, Any]) -> Any:
+    kinds: list[Any] = [
+        dict(batch),
+        OrderedDict(batch),
+        tuple(batch.values()),
+        [batch["id"].numpy(), {"half": batch["x"].numpy() / 2}],
+        {"array": batch["x"].numpy(), "sparse": batch["label"].to_sparse(), "text": ["a"], "nothing": None},
+        {"leaf": torch.ones(2, requires_grad=True)},
+    ]
+    return kinds[int(batch["id"][0]) % len(kinds)]
+
+
+def described(value: Any) -> Any:
+    """Types and values, at any depth."""
+    if isinstance(value, dict):
+        return type(value), {name: described(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value), [described(part) for part in value]
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.layout, value.requires_grad, value.to_dense().tolist()
+    return type(value), value.tolist() if isinstance(value, np.ndarray) else value
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_results_are_of_the_same_types_as_without_processes(ragged: Path) -> None:
+    here = [described(x) for x in ct.loader(ragged, transform=unchanged, **OPTIONS)]
+    with ct.loader(ragged, processes=2, transform=unchanged, **OPTIONS) as loader:
+        assert [described(x) for x in loader] == here
+
+
+def not_sent(batch: dict[str, Any]) -> Any:
+    class LocalError(Exception):
+        pass
+
+    match int(batch["id"].max()) % 3:
+        case 0:
+            return {"x": torch.nn.Linear(1, 1)(batch["x"][:, None])}
+        case 1:
+            return (n for n in batch)
+    raise LocalError("of no module")
+
+
+def test_what_cannot_be_sent_raises_and_does_not_hang(ragged: Path) -> None:
+    """And the processes end at once, though nobody closes the loader."""
+    texts = set()
+    for seed in range(12):
+        loader = ct.loader(ragged, processes=2, transform=not_sent, **OPTIONS, seed=seed)
+        with pytest.raises((RuntimeError, TypeError)) as found:
+            next(iter(loader))
+        texts.add(str(found.value).strip().splitlines()[-1])
+        assert not running()
+    for wanted in ("requires_grad", "cannot pickle 'generator'", "of no module"):
+        assert any(wanted in text for text in texts), (wanted, texts)
+
+
+LAMBDA = """
+import sys
+import torch
+import corgiarrow.torch as ct
+
+if __name__ == "__main__":
+    torch.multiprocessing.set_start_method("spawn")
+    loader = ct.loader(sys.argv[1], processes=1, columns=["id"], transform=lambda batch: batch)
+    try:
+        next(iter(loader))
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_a_transform_that_spawn_cannot_send_is_named(ragged: Path) -> None:
+    told = run(["-c", LAMBDA, str(ragged)], timeout_s=120)
+    assert told.startswith("OptionError transform=<function <lambda>")
+    assert "top level of a module" in told
 
 
 def test_what_comes_before_a_fault_is_delivered(ragged: Path) -> None:
@@ -196,4 +274,12 @@ def test_options_that_do_not_go_together_raise(ragged: Path) -> None:
         ct.loader(ragged, processes=2, workers=2)
     with pytest.raises(ca.OptionError, match="streams=4"):
         ct.loader(ragged, processes=3, **OPTIONS)
+    with pytest.raises(ca.OptionError, match="batch_size=None must be"):
+        ct.loader(ragged, batch_size=None)  # type: ignore[arg-type]
+    with pytest.raises(ca.OptionError, match="transform='x' must be a function"):
+        ct.loader(ragged, transform="x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="did you mean batch_size"):
+        ct.loader(ragged, bach_size=2)  # type: ignore[call-arg]
+    with pytest.raises(ca.StateMismatchError, match="the state is None"):
+        ct.loader(ragged).load_state_dict(None)  # type: ignore[arg-type]
     assert not isinstance(ct.loader(ragged, processes=0), ProcessLoader)

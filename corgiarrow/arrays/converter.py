@@ -14,7 +14,7 @@ from corgiarrow.arrays import leaves
 from corgiarrow.arrays.casts import cast_checked, holds_all
 from corgiarrow.arrays.leaves import Leaf, Nulls
 from corgiarrow.arrays.options import DECIMALS, NULL_POLICIES, ArrayOptions, Image, Pad, is_whole
-from corgiarrow.arrays.values import Array, ArraySpec, NumpyOut, Out, map_leaves
+from corgiarrow.arrays.values import Array, ArraySpec, NumpyOut, Out, Ragged, map_leaves
 from corgiarrow.errors import ColumnNotFoundError, ConversionError, MissingExtraError, OptionError
 
 _VALID = "_valid"
@@ -115,9 +115,11 @@ class Converter:
             spec = column.spec
             numbers = isinstance(spec, ArraySpec) and spec.dtype.kind in "fiub" and len(spec.shape) <= 2
             if not isinstance(column, _Column) or not numbers:
+                kind = self.schema.field(member).type if member in self.schema.names else spec
+                remedy = "shape= or pad=" if isinstance(spec, Ragged) else "categories="
                 raise OptionError(
                     f"stack={{{name!r}: …}} takes columns of numbers, or of vectors of them, but {member!r} is "
-                    f"{spec}: leave it out, or give categories= for it"
+                    f"{kind}: leave it out, or give {remedy} for it"
                 )
             found.append(column)
         if name in self._columns:
@@ -234,7 +236,9 @@ class _Asked:
         try:
             dtype: np.dtype[Any] = np.dtype(found)
         except (TypeError, ValueError):
-            raise OptionError(f"dtype={{{path!r}: {found!r}}} is no dtype that NumPy knows") from None
+            raise OptionError(
+                f"dtype={{{path!r}: {found!r}}} is no dtype that NumPy knows: give a name, such as 'float32'"
+            ) from None
         if dtype.kind not in "fiub":
             raise OptionError(f"dtype={{{path!r}: {found!r}}} must be a dtype of numbers or booleans")
         return dtype

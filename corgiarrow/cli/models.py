@@ -102,6 +102,8 @@ def train(
     left_out = [name for name in index.schema.names if name not in (*features, label)]
     if not columns and left_out:
         say(f"left out, as they hold no numbers: {', '.join(left_out)}")
+    if not columns:
+        say(f"features (--columns chooses): {', '.join(features)}")
     measure = "R²" if model == "linear" else "accuracy"
 
     def show(epoch: Epoch) -> None:

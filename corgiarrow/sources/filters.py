@@ -56,7 +56,9 @@ class RowFilter:
                     f"filter={self.expression} names a column that is in no file of {index.storage.shown('')} "
                     f"({text}): it has {', '.join(schema.names[:50])}"
                 ) from None
-            raise OptionError(f"filter={self.expression} does not fit the data: {text}") from None
+            raise OptionError(
+                f"filter={self.expression} does not fit the data: {text}; compare a column with a value of its own type"
+            ) from None
 
     def _references(self, schema: pa.Schema) -> list[str]:
         """Names of the columns without which the expression cannot be bound."""

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Unpack
 
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from corgiarrow.arrays import Converter, Ragged
-from corgiarrow.errors import StateMismatchError
+from corgiarrow.errors import CorgiArrowError, OptionError, StateMismatchError
 from corgiarrow.loader import Loader, LoaderOptions, Transform
 from corgiarrow.reader import Data, Reader, share_of_cpus
 from corgiarrow.torch.distributed import check_place, local_processes
 from corgiarrow.torch.loading import open_part
 from corgiarrow.torch.passes import Passes
-from corgiarrow.torch.sharing import Sender
+from corgiarrow.torch.sharing import Sender, SharedBatch
 from corgiarrow.torch.tensors import TorchOut
 
 
@@ -182,6 +183,15 @@ class CorgiPileDataset(IterableDataset[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:
+        if get_worker_info() is None:
+            return self._begin()
+        try:
+            return self._begin()
+        except CorgiArrowError as error:
+            # A DataLoader hears of what is raised by its workers' next(), but not of this.
+            return _raising(error)
+
+    def _begin(self) -> Iterator[Any]:
         info = get_worker_info()
         self._check_place()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
@@ -207,6 +217,21 @@ class CorgiPileDataset(IterableDataset[Any]):
         for batch in batches:
             row = {name: _only(value) for name, value in batch.items()}
             yield row if self._transform is None else self._transform(row)
+
+
+def _refuse_to_collate(batches: Any, **_: Any) -> Any:
+    raise OptionError(
+        "CorgiPileDataset yields whole batches, but the DataLoader was to make batches of them: give it "
+        "batch_size=None, or CorgiPileDataset(…, batch_size=None) for rows"
+    )
+
+
+default_collate_fn_map[SharedBatch] = _refuse_to_collate
+
+
+def _raising(error: Exception) -> Iterator[Any]:
+    yield from ()
+    raise error
 
 
 def _only(value: Any) -> Any:

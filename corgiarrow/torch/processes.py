@@ -1,5 +1,6 @@
 """A loader whose batches are read, converted and transformed in worker processes."""
 
+import pickle
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from itertools import count
@@ -10,10 +11,11 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from corgiarrow.arrays import ArrayOptions
+from corgiarrow.errors import OptionError
 from corgiarrow.loader import Loader, Slices, Transform
 from corgiarrow.reader import Reader, share_of_cpus
 from corgiarrow.torch.distributed import local_processes
-from corgiarrow.torch.sharing import MAX_SLOTS, SLOTS, Sender
+from corgiarrow.torch.sharing import MAX_SLOTS, SLOTS, Pickled, Sender
 from corgiarrow.torch.tensors import TorchOut
 
 _MESSAGE_BATCHES = 8
@@ -69,7 +71,13 @@ class ProcessLoader(Loader):
         part = self._given.part
         parts = part.world_size * self._processes
         reader = self._given.for_part(rank=part.rank, world_size=part.world_size, streams=streams or parts)
-        reader.for_part(rank=part.rank, world_size=part.world_size, num_workers=self._processes)  # Or it raises.
+        if reader.streams % parts:
+            fitting = [n for n in range(1, reader.streams + 1) if reader.streams % (part.world_size * n) == 0]
+            raise OptionError(
+                f"processes={self._processes} of each of {part.world_size} ranks cannot share streams={reader.streams}"
+                + (" of the state" if streams else "")
+                + f": choose processes={' or '.join(map(str, fitting))}, or streams={parts} from the start"
+            )
         return reader
 
     def __getstate__(self) -> dict[str, Any]:
@@ -91,16 +99,20 @@ class ProcessLoader(Loader):
         # The slices are never read here: they stand for the pass that the processes read.
         epoch, begin = self._reader.position
         total = len(self._reader)
-        with closing(slices), self._position(slices) as delivered:
-            for number, batch in self._in_order(epoch, begin):
+        in_order = self._in_order(epoch, begin)
+        with closing(slices), closing(in_order), self._position(slices) as delivered:
+            for number, batch in in_order:
                 if isinstance(batch, ExceptionWrapper):
+                    # Left to the garbage collector, PyTorch would wait for the processes for seconds.
+                    in_order.close()
+                    self._running = None
                     batch.reraise()  # type: ignore[no-untyped-call]
                 if not delivered((epoch, number + 1) if number + 1 < total else (epoch + 1, 0)):
                     return
                 yield batch
                 del batch
 
-    def _in_order(self, epoch: int, begin: int) -> Iterator[tuple[int, Any]]:
+    def _in_order(self, epoch: int, begin: int) -> Generator[tuple[int, Any], None, None]:
         ahead: dict[int, Any] = {}
         messages = self._messages(epoch, begin)
         for number in range(begin, len(self._reader)):
@@ -125,7 +137,15 @@ class ProcessLoader(Loader):
         dataset, loader = self._running
         dataset.begin(epoch, begin)
         try:
-            yield from loader
+            messages = iter(loader)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            self._running = None
+            raise OptionError(
+                f"transform={self._transform!r} cannot be sent to a worker process ({error}): define it at the top "
+                "level of a module, or take processes=0"
+            ) from error
+        try:
+            yield from messages
         except (Exception, KeyboardInterrupt):
             self._running = None  # A process has died, or is about to.
             raise
@@ -169,11 +189,15 @@ class _Batches(IterableDataset[_Message]):
             message = list[Any]()
             while len(message) < self._in_message and not ended:
                 try:
-                    message.append(self._sender.shared(next(batches)))
+                    batch = next(batches)
+                    message.append(Pickled(self._sender.shared(batch, convert=self._transform is None)))
                 except StopIteration:
                     ended = True
-                except Exception:  # noqa: BLE001 - handed over to the consumer, who raises it in its turn
-                    message.append(ExceptionWrapper(where=f"in worker process {info.id}"))  # type: ignore[no-untyped-call]
+                except Exception as error:  # noqa: BLE001 - handed over to the consumer, who raises it in its turn
+                    fault = ExceptionWrapper(where=f"in worker process {info.id}")  # type: ignore[no-untyped-call]
+                    if "<locals>" in type(error).__qualname__:
+                        fault.exc_type = RuntimeError  # Of a class that no other process finds.
+                    message.append(fault)
                     ended = True
             if message:
                 yield first * info.num_workers + info.id, message

@@ -7,6 +7,7 @@ number. They arrive as tensors in that slot, and the slot is free again when the
 
 import ctypes
 import os
+import pickle
 import weakref
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Sequence, ValuesView
 from math import prod
@@ -84,7 +85,7 @@ class SharedBatch:
     to convert pass it on as it is.
     """
 
-    def __init__(self, sender: "Sender", ring: _Ring, number: int, slot: Any, layout: _Layout, others: list[Any]):
+    def __init__(self, sender: "Sender", ring: _Ring, number: int, slot: Any, layout: _Layout, others: "_Others"):
         self._sender, self._ring, self._number, self._slot = sender, ring, number, slot
         self._layout, self._others = layout, others
         self._leaves: list[torch.Tensor] = []
@@ -96,7 +97,7 @@ class SharedBatch:
     def _tensors(self) -> dict[str, Any]:
         if self._dict is None:
             self._leaves = _leaves(self._slot, self._layout)
-            self._dict = _grown(self._layout.tree, self._leaves, self._others)
+            self._dict = _grown(self._layout.tree, self._leaves, self._others.values)
         return self._dict
 
     def __getitem__(self, name: str) -> Any:
@@ -134,7 +135,7 @@ class SharedBatch:
         tree, others = (None, self._others) if self._dict is None else self._seen_again(self._dict)
         return self._sender.address(self._ring, self._number, self._layout, tree, others)
 
-    def _seen_again(self, tensors: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    def _seen_again(self, tensors: dict[str, Any]) -> tuple[dict[str, Any], "_Others"]:
         """Tree of what a collate function left or put here; tensors that are new travel by themselves."""
         numbers = {id(leaf): number for number, leaf in enumerate(self._leaves)}
         start, others = ctypes.addressof(self._slot), list[Any]()
@@ -146,7 +147,34 @@ class SharedBatch:
             others.append(value.clone() if inside else value)
             return ~(len(others) - 1)
 
-        return map_leaves(number, tensors), others
+        return map_leaves(number, tensors), _Others(others)
+
+
+class Pickled:
+    """What was pickled already, so that a fault comes up where it was made: in a queue it would be lost.
+
+    It arrives as what it was made of.
+    """
+
+    def __init__(self, value: Any):
+        self._data = bytes(ForkingPickler.dumps(value))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pickle.loads, (self._data,)
+
+
+class _Others:
+    """The parts of a batch that are no arrays; they arrive as a list."""
+
+    def __init__(self, values: list[Any]):
+        self.values = values
+        self._pickled = Pickled(values)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._pickled.__reduce__()
+
+
+_NO_OTHERS = _Others([])
 
 
 class Sender:
@@ -167,16 +195,30 @@ class Sender:
         """Whether the ring's memory was sent."""
         self._layout: _Layout | None = None
 
-    def shared(self, batch: Any) -> Any:
-        """Copy a dict of arrays or tensors to shared memory; return anything else, and what finds no slot, as it is."""
-        if not isinstance(batch, dict):
+    def shared(self, batch: Any, *, convert: bool = True) -> Any:
+        """Copy a dict to shared memory; return anything else, and what finds no slot, as it is.
+
+        Parameters
+        ----------
+        batch
+            A batch; of a dict the tensors are copied.
+        convert
+            Copy arrays too, which arrive as tensors.
+
+        Raises
+        ------
+        RuntimeError, TypeError, pickle.PicklingError
+            A part of the dict cannot go to another process.
+        """
+        if type(batch) is not dict:
             return batch
         arrays, others = list[Array](), list[Any]()
 
         def number(value: Any) -> int:
             if isinstance(value, torch.Tensor) and _is_plain(value):
-                value = value.numpy()
-            if isinstance(value, np.ndarray):
+                arrays.append(value.numpy())
+                return len(arrays) - 1
+            if convert and isinstance(value, np.ndarray):
                 if value.dtype.kind in "mM":
                     value = value.view(np.int64)
                 if value.dtype in _DTYPES:
@@ -191,20 +233,21 @@ class Sender:
         layout = self._layout
         if layout is None or layout.kinds != kinds or layout.tree != tree:
             layout = self._layout = _lay_out(tree, kinds)
+        rest = _Others(others) if others else _NO_OTHERS
         ring = self._ring
         if ring is None or layout.nbytes > ring.capacity:
             ring = self._new_ring(layout.nbytes)
         number_ = ring.taken.tobytes().find(0)
         if number_ < 0:
-            return map_leaves(lambda x: _OUT.whole(x) if isinstance(x, np.ndarray) else x, batch)
+            return map_leaves(lambda x: _OUT.whole(x) if convert and isinstance(x, np.ndarray) else x, batch)
         ring.taken[number_] = 1
         slot = ring.slot(number_)
         for group, joined in zip(layout.groups, _joined(slot, layout), strict=True):
             np.concatenate([np.atleast_1d(arrays[n]) for n in group.members], out=joined)
-        return SharedBatch(self, ring, number_, slot, layout, others)
+        return SharedBatch(self, ring, number_, slot, layout, rest)
 
     def address(
-        self, ring: _Ring, number: int, layout: _Layout, tree: dict[str, Any] | None, others: list[Any]
+        self, ring: _Ring, number: int, layout: _Layout, tree: dict[str, Any] | None, others: _Others
     ) -> tuple[Any, ...]:
         """Return what to send of a batch in a slot; the ring's memory, and a new layout, go with the first."""
         if ring is not self._ring:
@@ -238,7 +281,8 @@ def _aligned(size: int) -> int:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in _TENSOR_DTYPES and tensor.device.type == "cpu" and not tensor.requires_grad
+    strided = tensor.layout == torch.strided and tensor.device.type == "cpu"
+    return strided and tensor.dtype in _TENSOR_DTYPES and not tensor.requires_grad
 
 
 def _joined(slot: Any, layout: _Layout) -> Iterator[Array]:
