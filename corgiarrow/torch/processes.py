@@ -15,7 +15,7 @@ from corgiarrow.errors import OptionError
 from corgiarrow.loader import Loader, Slices, Transform
 from corgiarrow.reader import Reader, share_of_cpus
 from corgiarrow.torch.distributed import local_processes
-from corgiarrow.torch.sharing import MAX_SLOTS, SLOTS, Pickled, Sender
+from corgiarrow.torch.sharing import MAX_SLOTS, SLOTS, Pickled, Sender, SharedBatch
 from corgiarrow.torch.tensors import TorchOut
 
 _MESSAGE_BATCHES = 8
@@ -189,8 +189,8 @@ class _Batches(IterableDataset[_Message]):
             message = list[Any]()
             while len(message) < self._in_message and not ended:
                 try:
-                    batch = next(batches)
-                    message.append(Pickled(self._sender.shared(batch, convert=self._transform is None)))
+                    batch = self._sender.shared(next(batches), convert=self._transform is None)
+                    message.append(batch if isinstance(batch, SharedBatch) else Pickled(batch))
                 except StopIteration:
                     ended = True
                 except Exception as error:  # noqa: BLE001 - handed over to the consumer, who raises it in its turn
