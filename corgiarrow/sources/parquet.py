@@ -523,14 +523,13 @@ class ParquetSession:
     @contextmanager
     def _open(self, file: int, row_groups: list[int]) -> Iterator[pq.ParquetFile]:
         source, footer = self._source, self._index.footer(file)
-        dictionaries = source.decoder.dictionaries(file)
         chunks = source.decoder.chunk_ranges(file, footer, row_groups)
 
         def opened(files: ExitStack) -> pq.ParquetFile:
             origin = files.enter_context(
                 _opened(self._index, file, chunks, lambda ranges: self._fetch(file, ranges))
             )
-            return files.enter_context(open_parquet(origin, footer, dictionaries=dictionaries))
+            return files.enter_context(open_parquet(origin, footer, dictionaries=source.decoder.dictionaries(file)))
 
         if not self._index.storage.is_local:
             with ExitStack() as files:

@@ -11,8 +11,8 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from corgiarrow.arrays import Converter, Ragged
 from corgiarrow.errors import CorgiArrowError, OptionError, StateMismatchError
 from corgiarrow.loader import Loader, LoaderOptions, Transform
-from corgiarrow.reader import Data, Reader, share_of_cpus
-from corgiarrow.torch.distributed import check_place, local_processes
+from corgiarrow.reader import Data, Reader
+from corgiarrow.torch.distributed import check_place, share_of_machine
 from corgiarrow.torch.loading import open_part
 from corgiarrow.torch.passes import Passes
 from corgiarrow.torch.sharing import Sender, SharedBatch
@@ -179,7 +179,7 @@ class CorgiPileDataset(IterableDataset[Any]):
             worker=worker,
             num_workers=num_workers,
             streams=streams,
-            threads=self._threads or share_of_cpus(num_workers * local_processes()),
+            threads=self._threads or share_of_machine(num_workers),
         )
 
     def __iter__(self) -> Iterator[Any]:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from corgiarrow.errors import CorgiArrowError, OptionError
 from corgiarrow.plan import Part
-from corgiarrow.reader import Data, Reader
+from corgiarrow.reader import Data, Reader, share_of_cpus
 from corgiarrow.sources import BlockSource
 
 
@@ -41,10 +41,11 @@ def find_place(rank: int | None, world_size: int | None, group: Any) -> tuple[in
         raise OptionError(f"RANK={found[0]!r} and WORLD_SIZE={found[1]!r} in the environment must be numbers") from None
 
 
-def local_processes() -> int:
-    """Processes of this job on this machine, as torchrun tells."""
+def share_of_machine(workers: int = 1) -> int:
+    """Threads for each of a rank's workers, beside the ranks that torchrun says are on this machine."""
     found = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return int(found) if found.isdecimal() and int(found) else 1
+    ranks = int(found) if found.isdecimal() and int(found) else 1
+    return share_of_cpus(ranks * workers)
 
 
 def check_place(part: Part) -> None:

@@ -8,8 +8,8 @@ from corgiarrow.arrays.values import map_leaves
 from corgiarrow.errors import OptionError
 from corgiarrow.index import BlockIndex
 from corgiarrow.loader import Loader, LoaderOptions, Transform, part_options
-from corgiarrow.reader import Data, Reader, share_of_cpus
-from corgiarrow.torch.distributed import find_place, local_processes, read_together
+from corgiarrow.reader import Data, Reader
+from corgiarrow.torch.distributed import find_place, read_together, share_of_machine
 from corgiarrow.torch.processes import ProcessLoader
 from corgiarrow.torch.tensors import TorchOut, pinned
 
@@ -93,7 +93,7 @@ def open_part(
         data = _load_index(data, block_index_path, reads.get("storage_options"), reads.get("filesystem"))
     elif data is None:
         raise OptionError("data=None needs block_index_path=, the path of a saved index")
-    threads = threads or share_of_cpus(local_processes())
+    threads = threads or share_of_machine()
     given: dict[str, Any] = {"batch_size": batch_size, "rank": rank, "world_size": world_size, "threads": threads}
     if not together:
         return Reader(data, **given, **reads), arrays

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from corgiarrow.arrays import ArrayOptions
 from corgiarrow.errors import OptionError
 from corgiarrow.loader import Loader, Slices, Transform
-from corgiarrow.reader import Reader, share_of_cpus
-from corgiarrow.torch.distributed import local_processes
+from corgiarrow.reader import Reader
+from corgiarrow.torch.distributed import share_of_machine
 from corgiarrow.torch.sharing import MAX_SLOTS, SLOTS, Pickled, Sender, SharedBatch
 from corgiarrow.torch.tensors import TorchOut
 
@@ -104,7 +104,6 @@ class ProcessLoader(Loader):
             for number, batch in in_order:
                 if isinstance(batch, ExceptionWrapper):
                     # Left to the garbage collector, PyTorch would wait for the processes for seconds.
-                    in_order.close()
                     self._running = None
                     batch.reraise()  # type: ignore[no-untyped-call]
                 if not delivered((epoch, number + 1) if number + 1 < total else (epoch + 1, 0)):
@@ -178,7 +177,7 @@ class _Batches(IterableDataset[_Message]):
             world_size=part.world_size,
             worker=info.id,
             num_workers=info.num_workers,
-            threads=self._threads or share_of_cpus(info.num_workers * local_processes()),
+            threads=self._threads or share_of_machine(info.num_workers),
         )
         first = -(-(begin - info.id) // info.num_workers)
         reader.load_state_dict(reader.state_dict() | {"epoch": epoch, "batches": first * reader.part.num_parts})

@@ -163,15 +163,12 @@ class Pickled:
         return pickle.loads, (self._data,)
 
 
-class _Others:
+class _Others(Pickled):
     """The parts of a batch that are no arrays; they arrive as a list."""
 
     def __init__(self, values: list[Any]):
+        super().__init__(values)
         self.values = values
-        self._pickled = Pickled(values)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self._pickled.__reduce__()
 
 
 _NO_OTHERS = _Others([])
