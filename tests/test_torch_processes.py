@@ -225,7 +225,9 @@ try:
 except RuntimeError as error:
     assert "DataLoader worker" in str(error), error
 assert 0 < len(found) < len(expected)
-loader.load_state_dict(loader.state_dict())
+state = loader.state_dict()
+assert [batch["id"].tolist() for batch in loader] == expected, "a pass that broke begins anew"
+loader.load_state_dict(state)
 found += [batch["id"].tolist() for batch in loader]
 assert found == expected
 loader.close()
