@@ -6,6 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from corgiarrow.storage import Traffic
+
 Int64s = npt.NDArray[np.int64]
 
 
@@ -22,9 +24,9 @@ class SyntheticSource:
     fingerprint = "synthetic"
     largest_column = 1.0
     cursor_bytes = None
-    fetched_bytes = 0
+    traffic = Traffic()
     held_bytes = 0
-    fetch_s = 0.0
+    fetch_s = waited_s = 0.0
 
     def __init__(self, blocks: int, rows: int):
         self.block_rows: Int64s = np.full(blocks, rows, dtype=np.int64)
@@ -44,6 +46,9 @@ class SyntheticSource:
 
     def expect(self, block: int) -> None:
         """Nothing is open."""
+
+    def fetch_bytes(self, block: int, start: int, stop: int) -> int:
+        return 0
 
     def bytes_beside(self, block: int, nbytes: int) -> int:
         """Reading holds nothing beside its result."""

@@ -5,15 +5,16 @@ import os
 import pickle
 import struct
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-import fsspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -27,7 +28,6 @@ from corgiarrow.errors import (
     OptionError,
     SchemaMismatchError,
     SourceChangedError,
-    StorageError,
 )
 from corgiarrow.partitions import path_columns, path_values
 from corgiarrow.schemas import (
@@ -41,7 +41,7 @@ from corgiarrow.schemas import (
     unify,
     without_metadata,
 )
-from corgiarrow.storage import FileInfo, Storage, StorageOptions, find_files, redact, write_atomic
+from corgiarrow.storage import AccessOptions, FileInfo, Storage, as_ours, find_files, open_access, redact, write_atomic
 
 DEFAULT_BLOCK_BYTES = 4 * 2**20
 """Bytes on disk towards which small row groups are merged; chosen by ``benchmarks/block_bytes.py``."""
@@ -52,9 +52,10 @@ MIN_BLOCKS = 1000
 _FORMAT = 2
 _TAIL_BYTES = 64 * 1024
 _FOOTER_CACHE_BYTES = 256 * 2**20
-_FOOTER_THREADS = 16
 _LOCAL_FOOTER_THREADS = 4
 """A disk's wait is short: more threads would get in each other's way."""
+_FOOTERS_AHEAD = 256
+"""Footers of remote files that are asked for ahead of the one that is parsed: it bounds what is held unparsed."""
 _END_BYTES = 8
 """A file ends with the length of its footer, and a magic word."""
 _SIGNATURE_BYTES = 28
@@ -128,8 +129,7 @@ class BlockIndex:
         schema: SchemaRequest | None = None,
         filter: pc.Expression | None = None,
         on_error: str = "raise",
-        storage_options: StorageOptions | None = None,
-        filesystem: fsspec.AbstractFileSystem | None = None,
+        **access: Unpack[AccessOptions],
     ) -> "BlockIndex":
         """Read the footers of all files of `data`, in parallel.
 
@@ -144,8 +144,8 @@ class BlockIndex:
             them. The index can then be read with this filter only.
         on_error
             ``"raise"``, or ``"skip"`` to leave out files whose footer cannot be read.
-        storage_options, filesystem
-            Options of the file system, or one to use.
+        **access
+            How to reach the files, see :class:`corgiarrow.storage.AccessOptions`.
 
         Raises
         ------
@@ -159,13 +159,11 @@ class BlockIndex:
             `schema` names a column that no file has.
         """
         check_on_error(on_error)
-        storage, files = find_files(data, storage_options, filesystem)
+        storage, files = find_files(data, **access)
         in_paths = path_columns([f.path for f in files])
         if filter is not None and len(in_paths):
             files = _possible(storage, files, in_paths, filter)
-        threads = _LOCAL_FOOTER_THREADS if storage.is_local else _FOOTER_THREADS
-        with ThreadPoolExecutor(threads) as executor:
-            found = list(executor.map(lambda file: _footer_or_error(storage, file, on_error), files))
+        found = list(_footers_or_errors(storage, files, on_error))
         left_out = tuple((f.path, str(e)) for f, e in zip(files, found, strict=True) if isinstance(e, NotParquetError))
         kept = [(f, x) for f, x in zip(files, found, strict=True) if not isinstance(x, NotParquetError)]
         if not kept:
@@ -332,10 +330,25 @@ class BlockIndex:
         """
         footer = self.footers.get(file)
         if footer is None:
-            self.check_unchanged(file)
-            footer = read_footer(self.storage, self.files[file])
+            if self.storage.is_local or not self.storage.fetcher.is_conditional:
+                self.check_unchanged(file)
+            with self.unchanged(file):
+                footer = read_footer(self.storage, self.files[file])
             self.footers.put(file, footer)
         return footer
+
+    @contextmanager
+    def unchanged(self, file: int) -> Iterator[None]:
+        """Say of a file that is gone that it was there when it was indexed."""
+        try:
+            yield
+        except FileNotFoundError:
+            gone = SourceChangedError(
+                f"{self.storage.shown(self.files[file].path)}: the file is gone since it was indexed"
+            )
+        else:
+            return
+        raise gone
 
     def check_unchanged(self, file: int) -> None:
         """Compare a file's size and etag or time of change with those that were indexed.
@@ -346,12 +359,8 @@ class BlockIndex:
             They differ, or the file is gone.
         """
         indexed = self.files[file]
-        try:
+        with self.unchanged(file):
             found = self.storage.info(indexed)
-        except FileNotFoundError:
-            raise SourceChangedError(
-                f"{self.storage.shown(indexed.path)}: the file is gone since it was indexed"
-            ) from None
         if found != indexed:
             raise SourceChangedError(
                 f"{self.storage.shown(indexed.path)}: the file changed since it was indexed "
@@ -402,11 +411,16 @@ class BlockIndex:
     def load(
         cls,
         path: str | os.PathLike[str],
-        *,
-        storage_options: StorageOptions | None = None,
-        filesystem: fsspec.AbstractFileSystem | None = None,
+        **access: Unpack[AccessOptions],
     ) -> "BlockIndex":
         """Load a saved index. Each file is checked against it when it is first read.
+
+        Parameters
+        ----------
+        path
+            The local file.
+        **access
+            How to reach the indexed files, see :class:`corgiarrow.storage.AccessOptions`.
 
         Raises
         ------
@@ -434,8 +448,9 @@ class BlockIndex:
         schema = pa.ipc.read_schema(pa.py_buffer(row.column("schema")[0].as_py()))
         files = zip(*(row.column(name)[0].as_py() for name in ("path", "size", "version")), strict=True)
         layouts = zip(*(row.column(name)[0].as_py() for name in ("layout_schemas", "layout_paths")), strict=True)
+        reached, cache = open_access(row["url"][0].as_py(), access)
         return cls(
-            storage=Storage(row["url"][0].as_py(), row["root"][0].as_py(), storage_options or {}, filesystem),
+            storage=Storage(reached, row["root"][0].as_py(), cache),
             schema=schema,
             files=tuple(FileInfo(*file) for file in files),
             layouts=tuple(FileLayout(pa.ipc.read_schema(pa.py_buffer(x)), tuple(paths)) for x, paths in layouts),
@@ -489,14 +504,33 @@ def read_footer(storage: Storage, file: FileInfo) -> pq.FileMetaData:
     NotParquetError
         The file is not Parquet, is cut, or its footer is encrypted or damaged.
     """
+    tail = _read_tail(storage, file, tail_range(file))
+    if (larger := whole_tail_range(file, tail)) is not None:
+        tail = _read_tail(storage, file, larger)
+    return parse_footer(storage, file, tail)
+
+
+def tail_range(file: FileInfo) -> tuple[int, int]:
+    """Return the byte range in which a file's footer is looked for."""
+    return max(file.size - _TAIL_BYTES, 0), file.size
+
+
+def whole_tail_range(file: FileInfo, tail: bytes) -> tuple[int, int] | None:
+    """Return where a footer lies that is larger than what was read of the file's end; None where it is not."""
+    needed = _footer_length(tail) + _END_BYTES
+    return (file.size - needed, file.size) if tail[-4:] == b"PAR1" and len(tail) < needed <= file.size else None
+
+
+def parse_footer(storage: Storage, file: FileInfo, tail: bytes) -> pq.FileMetaData:
+    """Parse a footer, given the last bytes of its file.
+
+    Raises
+    ------
+    NotParquetError
+        As :func:`read_footer`.
+    """
     try:
-        tail = _tail(storage, file, _TAIL_BYTES)
-        length = _footer_length(tail)
-        if tail[-4:] == b"PAR1" and len(tail) < length + _END_BYTES <= file.size:
-            tail = _tail(storage, file, length + _END_BYTES)
         footer = pq.read_metadata(pa.BufferReader(tail))
-    except StorageError:
-        raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise NotParquetError(
             f"{storage.shown(file.path)} ({file.size} bytes) is not a readable Parquet file: {redact(str(error))}"
@@ -507,13 +541,16 @@ def read_footer(storage: Storage, file: FileInfo) -> pq.FileMetaData:
     return footer
 
 
-def _tail(storage: Storage, file: FileInfo, nbytes: int) -> bytes:
-    start = max(file.size - nbytes, 0)
-    if storage.is_local:
+def _read_tail(storage: Storage, file: FileInfo, where: tuple[int, int]) -> bytes:
+    if not storage.is_local:
+        return storage.fetch(file, [where])[0] if file.size else b""
+    try:
         with Path(storage.full(file.path)).open("rb", buffering=0) as opened:
-            opened.seek(start)
+            opened.seek(where[0])
             return opened.read()
-    return storage.fetch(file.path, [(start, file.size)])[0] if file.size else b""
+    except OSError as error:
+        failed = as_ours(error, storage.shown(file.path))
+    raise failed
 
 
 def _footer_length(tail: bytes) -> int:
@@ -602,13 +639,36 @@ def _possible(
     return [files[int(f.path.rpartition("/")[2])] for f in possible] or [files[0]]
 
 
-def _footer_or_error(storage: Storage, file: FileInfo, on_error: str) -> "pq.FileMetaData | NotParquetError":
+def _footers_or_errors(
+    storage: Storage, files: Sequence[FileInfo], on_error: str
+) -> Iterator["pq.FileMetaData | NotParquetError"]:
+    """Read the footers of all files in their order, many at a time."""
+
+    def kept(read: Callable[[], pq.FileMetaData]) -> "pq.FileMetaData | NotParquetError":
+        try:
+            return read()
+        except NotParquetError as error:
+            if on_error == "raise":
+                raise
+            return error
+
+    if storage.is_local:
+        with ThreadPoolExecutor(_LOCAL_FOOTER_THREADS) as executor:
+            yield from executor.map(lambda file: kept(lambda: read_footer(storage, file)), files)
+        return
+    under_way: deque[Future[list[bytes]]] = deque()
+    following = iter(files)
     try:
-        return read_footer(storage, file)
-    except NotParquetError as error:
-        if on_error == "raise":
-            raise
-        return error
+        for file in files:
+            for ahead in islice(following, _FOOTERS_AHEAD - len(under_way)):
+                under_way.append(storage.start_fetch(ahead, [tail_range(ahead)] if ahead.size else []))
+            tail = b"".join(under_way.popleft().result())
+            if (larger := whole_tail_range(file, tail)) is not None:
+                tail = _read_tail(storage, file, larger)
+            yield kept(lambda file=file, tail=tail: parse_footer(storage, file, tail))  # type: ignore[misc]
+    finally:
+        for future in under_way:
+            future.cancel()
 
 
 def _layouts(

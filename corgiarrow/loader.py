@@ -6,9 +6,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from difflib import get_close_matches
-from typing import Any, Self, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Self, TypeVar, Unpack, cast
 
-import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,14 +17,14 @@ from corgiarrow.errors import CorgiArrowError, OptionError
 from corgiarrow.reader import Data, Reader, Slice, share_of_cpus
 from corgiarrow.schemas import SchemaRequest
 from corgiarrow.split import Split
-from corgiarrow.storage import StorageOptions
+from corgiarrow.storage import AccessOptions
 from corgiarrow.strategies import Strategy
 
 Transform = Callable[[dict[str, Any]], Any]
 Slices = Generator[Slice, None, None]
 
 
-class ReaderOptions(TypedDict, total=False):
+class ReaderOptions(AccessOptions, total=False):
     """Keywords of :class:`Reader` that adapters hand on; they settle the others themselves."""
 
     columns: Sequence[str] | None
@@ -41,8 +40,6 @@ class ReaderOptions(TypedDict, total=False):
     on_error: str
     seed: int
     streams: int | None
-    storage_options: StorageOptions | None
-    filesystem: fsspec.AbstractFileSystem | None
     provenance: bool
     progress: bool
 

@@ -6,7 +6,9 @@ A few equal threads work on one list of tasks under one lock, the most urgent fi
    let the sources go, take), so that a shuffled buffer takes its pool's place instead of standing beside it;
 2. *mend* a step some of whose blocks are broken, where that is asked for: put repeats of other rows in their place;
 3. *prepare* the index arithmetic of a step ahead;
-4. *load* the next span in the order of need, while the stream's bytes allow.
+4. *fetch* the next span in the order of need from a remote storage, while the stream's bytes allow: a thread only
+   begins it, so many are under way at a time;
+5. *load* (decode) what was fetched, or the next span of a local file.
 
 What a step emits is gathered into *segments*, so that memory comes back as the consumer goes along; batches are slices
 of them, but for some that lie across two. No task depends on a strategy's name.
@@ -19,6 +21,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
@@ -37,6 +40,9 @@ from corgiarrow.strategies import Gather, Int64s, Step
 _GATHER_TASKS = 8
 _TASK_BYTES = 2**19
 """A gather is cut in tasks of at least so many bytes, so that small steps do not drown in hand-overs."""
+
+_FETCHED_AHEAD = 32
+"""Spans of a remote storage that are looked for ahead of the step that is gathered, as far as bytes allow."""
 
 _SEGMENTS = 8
 _GIVES_BACK = os.environ.get("MIMALLOC_PURGE_DELAY") != "-1"
@@ -61,8 +67,13 @@ class Stats:
         Bytes of the tables that were read, decoded.
     fetched_bytes
         Bytes of the column chunks that were read from storage.
+    cached_bytes
+        Bytes that came from the local cache instead.
+    requests, retries
+        Requests to a remote storage, and those among them that repeat one which failed.
     read_s
-        Seconds that threads waited for remote bytes; 0 for local files, whose reads count as decoding.
+        Seconds from the beginning to the end of fetching a block's remote bytes, summed over blocks, of which many are
+        under way at a time; 0 for local files, whose reads count as decoding.
     decode_s, shuffle_s
         Seconds that threads spent on decoding, and on ordering and gathering rows.
     wait_s
@@ -81,6 +92,9 @@ class Stats:
     blocks: int = 0
     memory_bytes: int = 0
     fetched_bytes: int = 0
+    cached_bytes: int = 0
+    requests: int = 0
+    retries: int = 0
     read_s: float = 0.0
     decode_s: float = 0.0
     shuffle_s: float = 0.0
@@ -138,6 +152,10 @@ class _StepState:
 
     step: Step
     to_load: deque[int]
+    """Spans of which nothing is under way."""
+    fetching: int = 0
+    fetched: deque[tuple[int, int]] = field(default_factory=deque)
+    """Spans whose bytes have come, each with the bytes that are booked for it."""
     loading: int = 0
     failed: CorgiArrowError | None = None
     broken: list[int] = field(default_factory=list)
@@ -157,8 +175,13 @@ class _StepState:
     made: dict[int, Piece] = field(default_factory=dict)
 
     @property
+    def read(self) -> bool:
+        """Whether every span was read, well or not."""
+        return not self.to_load and not self.fetching and not self.fetched and not self.loading
+
+    @property
     def loaded(self) -> bool:
-        return not self.to_load and not self.loading and self.failed is None and not self.broken
+        return self.read and self.failed is None and not self.broken
 
 
 class _Stream:
@@ -181,6 +204,8 @@ class _Stream:
         self.position = 0
         self.preparing = False
         self.exhausted = False
+        self.fetches = False
+        """Whether spans are fetched from a remote storage before they are read."""
         self.alive = 0
         """Steps that are prepared and not yet wholly delivered."""
         self.segments: deque[_Segment] = deque()
@@ -251,8 +276,7 @@ class Pipeline:
         """Names of the threads that have ended."""
         self._closed = False
         self._error: BaseException | None = None
-        self._fetched = 0
-        self._fetch_s = 0.0
+        self._noted: dict[str, float] = {}
         self._pid = os.getpid()
         self._threads = [
             threading.Thread(target=self._run, name=f"corgiarrow-{n}", daemon=True) for n in range(threads)
@@ -391,15 +415,19 @@ class Pipeline:
                 task()
         except BaseException as error:  # noqa: BLE001 - handed over to the consumer, who raises it
             with self._lock:
-                if self._error is None:
-                    self._error = error
-                self._closed = True
-                self._tasks_changed.notify_all()
-                self._rows_ready.notify_all()
+                self._fail(error)
         finally:
             with self._lock:
                 self._ended.add(threading.current_thread().name)
                 self._thread_ended.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        """Let the consumer raise an error that no step of a stream accounts for, under the lock."""
+        if self._error is None:
+            self._error = error
+        self._closed = True
+        self._tasks_changed.notify_all()
+        self._rows_ready.notify_all()
 
     def _next_task(self) -> Callable[[], None] | None:
         with self._lock:
@@ -408,15 +436,15 @@ class Pipeline:
                 if not live:
                     return None
                 live.sort(key=lambda s: s.position)
-                for choose in (self._gather_task, self._mend_task, self._prepare_task, self._load_task):
+                for choose in _CHOICES:
                     for stream in live:
-                        task = choose(stream)
+                        task = choose(self, stream)
                         if task is not None:
                             return task
                 self._tasks_changed.wait()
             return None
 
-    # Each of the three below runs under the lock, and books what its task will hold before it is given out.
+    # Each of those below runs under the lock, and books what its task will hold before it is given out.
 
     def _gather_task(self, stream: _Stream) -> Callable[[], None] | None:
         if not stream.queue or not stream.queue[0].loaded:
@@ -468,7 +496,8 @@ class Pipeline:
     def _prepare_task(self, stream: _Stream) -> Callable[[], None] | None:
         ahead = 2
         if stream.queue:
-            ahead += (2 * len(self._threads) + 2) // max(len(stream.queue[-1].step.load), 1)
+            spans = _FETCHED_AHEAD if stream.fetches else 2 * len(self._threads) + 2
+            ahead += spans // max(len(stream.queue[-1].step.load), 1)
         if stream.preparing or stream.exhausted or stream.alive >= ahead:
             return None
         if stream.queue and stream.queue[-1].failed:
@@ -476,39 +505,95 @@ class Pipeline:
         stream.preparing = True
         return lambda: self._prepare(stream)
 
+    def _fetch_task(self, stream: _Stream) -> Callable[[], None] | None:
+        """Begin to fetch the next span, where it is a remote one."""
+        found = self._next_span(stream)
+        if found is None:
+            return None
+        state, span, place = found
+        work = stream.work
+        block, start, stop = int(work.block[span]), int(work.start[span]), int(work.stop[span])
+        fetched = stream.session.fetch_bytes(block, start, stop)
+        if not fetched:
+            return None
+        stream.fetches = True
+        nbytes = int(work.span_bytes[span] * stream.inflation)
+        booked = nbytes + fetched
+        if not self._has_room(stream, state, place, booked + stream.session.bytes_beside(block, nbytes)):
+            return None
+        self._begin(stream, state, span, booked)
+        state.fetching += 1
+        return lambda: self._fetch(stream, state, span, booked)
+
     def _load_task(self, stream: _Stream) -> Callable[[], None] | None:
+        """Read what was fetched, or the next span of local bytes."""
+        for state in stream.queue:
+            if state.fetched and not state.failed:
+                span, booked = state.fetched[0]
+                beside = stream.session.bytes_beside(int(stream.work.block[span]), booked)
+                # What is booked for later steps keeps no fetched block from being decoded: one goes on in any case.
+                alone = not any(s.loading or s.gathering for s in stream.queue)
+                if not alone and stream.used + stream.session.held_bytes + beside > self._stream_bytes:
+                    return None
+                state.fetched.popleft()
+                return self._loading(stream, state, span, booked, beside)
+        found = self._next_span(stream)
+        if found is None:
+            return None
+        state, span, place = found
+        work = stream.work
+        block = int(work.block[span])
+        if stream.session.fetch_bytes(block, int(work.start[span]), int(work.stop[span])):
+            return None  # There was no room to fetch it.
+        nbytes = int(work.span_bytes[span] * stream.inflation)
+        estimate = nbytes + stream.session.bytes_beside(block, nbytes)
+        if not self._has_room(stream, state, place, estimate):
+            return None
+        self._begin(stream, state, span, 0)
+        stream.session.expect(block)
+        return self._loading(stream, state, span, 0, estimate)
+
+    def _loading(
+        self, stream: _Stream, state: _StepState, span: int, booked: int, beside: int
+    ) -> Callable[[], None]:
+        state.loading += 1
+        stream.used += beside
+        self._note_peak()
+        return lambda: self._load(stream, state, span, booked + beside)
+
+    def _next_span(self, stream: _Stream) -> tuple[_StepState, int, int] | None:
+        """Return the next span in the order of need of which nothing is under way, with its step and that one's place.
+
+        None where there is none, or where the block of each is busy: spans of one block come one after the other.
+        """
         for place, state in enumerate(stream.queue):
             if state.failed:
                 return None
-            if not state.to_load:
-                continue
-            span = next((n for n in state.to_load if int(stream.work.block[n]) not in stream.busy), None)
-            if span is None:
-                return None
-            block = int(stream.work.block[span])
-            nbytes = int(stream.work.span_bytes[span] * stream.inflation)
-            estimate = nbytes + stream.session.bytes_beside(block, nbytes)
-            beside = 0.0
-            if any(gather.index is not None for gather in state.step.gathers):
-                # Room for one column that is joined beside its buffer.
-                beside = self._largest_column * (sum(stream.pool_bytes.values()) + estimate)
-            if stream.used + stream.session.held_bytes + estimate + beside > self._stream_bytes:
-                # The next step to emit always goes on, when nothing that is under way would make room for it.
-                idle = not any(s.loading or s.gathering for s in stream.queue)
-                if place or not idle or stream.segments or stream.current is not None:
-                    return None
-            state.to_load.remove(span)
-            state.loading += 1
-            stream.busy.add(block)
-            stream.session.expect(block)
-            stream.used += estimate
-            self._note_peak()
-            return lambda span=span, estimate=estimate: self._load(stream, state, span, estimate)  # type: ignore[misc]
+            if state.to_load:
+                span = next((n for n in state.to_load if int(stream.work.block[n]) not in stream.busy), None)
+                return None if span is None else (state, span, place)
         return None
+
+    def _has_room(self, stream: _Stream, state: _StepState, place: int, nbytes: int) -> bool:
+        beside = 0.0
+        if any(gather.index is not None for gather in state.step.gathers):
+            # Room for one column that is joined beside its buffer.
+            beside = self._largest_column * (sum(stream.pool_bytes.values()) + nbytes)
+        if stream.used + stream.session.held_bytes + nbytes + beside <= self._stream_bytes:
+            return True
+        # The next step to emit always goes on, when nothing that is under way would make room for it.
+        idle = not any(s.fetching or s.fetched or s.loading or s.gathering for s in stream.queue)
+        return not place and idle and not stream.segments and stream.current is None
+
+    def _begin(self, stream: _Stream, state: _StepState, span: int, booked: int) -> None:
+        state.to_load.remove(span)
+        stream.busy.add(int(stream.work.block[span]))
+        stream.used += booked
+        self._note_peak()
 
     def _mend_task(self, stream: _Stream) -> Callable[[], None] | None:
         state = stream.queue[0] if stream.queue else None
-        if state is None or not state.broken or state.mending or state.to_load or state.loading or state.failed:
+        if state is None or not state.broken or state.mending or not state.read or state.failed:
             return None
         state.mending = True
         return lambda: self._mend(stream, state)
@@ -531,7 +616,52 @@ class Pipeline:
                 stream.alive += 1
             self._tasks_changed.notify_all()
 
-    def _load(self, stream: _Stream, state: _StepState, span: int, estimate: int) -> None:
+    def _fetch(self, stream: _Stream, state: _StepState, span: int, booked: int) -> None:
+        work = stream.work
+        block, start, stop = int(work.block[span]), int(work.start[span]), int(work.stop[span])
+        try:
+            future = stream.session.fetch(block, start, stop)
+        except CorgiArrowError as error:
+            with self._lock:
+                state.fetching -= 1
+                self._note_broken(stream, state, span, booked, error)
+            return
+        future.add_done_callback(lambda done: self._fetched(stream, state, span, booked, done))
+
+    def _fetched(self, stream: _Stream, state: _StepState, span: int, booked: int, done: "Future[None]") -> None:
+        """Hand over that a span's bytes have come; it runs in the thread that fetched them."""
+        failed = CancelledError() if done.cancelled() else done.exception()
+        with self._lock:
+            state.fetching -= 1
+            self._note_fetched()
+            if self._closed:
+                return
+            if failed is None:
+                state.fetched.append((span, booked))
+            elif isinstance(failed, CorgiArrowError):
+                self._note_broken(stream, state, span, booked, failed)
+            else:
+                self._fail(failed)
+            self._tasks_changed.notify_all()
+
+    def _note_broken(
+        self, stream: _Stream, state: _StepState, span: int, booked: int, error: CorgiArrowError
+    ) -> None:
+        """Remember a span that cannot be read, under the lock."""
+        block, start, stop = (int(x[span]) for x in (stream.work.block, stream.work.start, stream.work.stop))
+        stream.busy.discard(block)
+        stream.used -= booked
+        if self._skip_errors and tells_of_broken_data(error):
+            state.broken.append(span)
+            stream.broken[block] = min(start, stream.broken.get(block, start))
+            self._stats.skipped_rows += stop - start
+            self._stats.skipped.setdefault(self._describe(block), str(error))
+        else:
+            state.failed = error
+        self._rows_ready.notify_all()
+        self._tasks_changed.notify_all()
+
+    def _load(self, stream: _Stream, state: _StepState, span: int, booked: int) -> None:
         work = stream.work
         block, start, stop = int(work.block[span]), int(work.start[span]), int(work.stop[span])
         began = time.perf_counter()
@@ -541,25 +671,15 @@ class Pipeline:
                 raise ReadError(f"block {block}: {table.num_rows} rows came where {stop - start} were asked for")
         except CorgiArrowError as error:
             with self._lock:
-                stream.busy.discard(block)
                 state.loading -= 1
-                stream.used -= estimate
-                if self._skip_errors and tells_of_broken_data(error):
-                    state.broken.append(span)
-                    stream.broken[block] = min(start, stream.broken.get(block, start))
-                    self._stats.skipped_rows += stop - start
-                    self._stats.skipped.setdefault(self._describe(block), str(error))
-                else:
-                    state.failed = error
-                self._rows_ready.notify_all()
-                self._tasks_changed.notify_all()
+                self._note_broken(stream, state, span, booked, error)
             return
         piece: Piece = [column.chunks for column in table.columns]
         nbytes = sum(nbytes_of(chunks, not work.in_pieces[span]) for chunks in piece)
         taken = time.perf_counter() - began
         with self._lock:
             stream.busy.discard(block)
-            stream.used += nbytes - estimate
+            stream.used += nbytes - booked
             stream.inflation = max(nbytes / max(int(work.span_bytes[span]), 1), 0.9 * stream.inflation, 1.0)
             stream.pool[span] = piece
             stream.pool_bytes[span] = nbytes
@@ -618,12 +738,19 @@ class Pipeline:
         )
 
     def _note_fetched(self) -> None:
-        fetched = sum(s.session.fetched_bytes for s in self._streams)
-        fetch_s = sum(s.session.fetch_s for s in self._streams)
-        self._stats.fetched_bytes += fetched - self._fetched
-        self._stats.read_s += fetch_s - self._fetch_s
-        self._stats.decode_s -= fetch_s - self._fetch_s
-        self._fetched, self._fetch_s = fetched, fetch_s
+        """Add to the statistics what sessions have asked of storages since the last time, under the lock."""
+        sessions = [s.session for s in self._streams]
+        for name in ("fetched_bytes", "cached_bytes", "requests", "retries"):
+            self._note(name, sum(getattr(session.traffic, name) for session in sessions))
+        self._note("read_s", sum(session.fetch_s for session in sessions))
+        self._stats.decode_s -= self._note("waited_s", sum(session.waited_s for session in sessions))
+
+    def _note(self, name: str, total: float) -> float:
+        more = total - self._noted.get(name, 0)
+        self._noted[name] = total
+        if hasattr(self._stats, name):
+            setattr(self._stats, name, getattr(self._stats, name) + more)
+        return more
 
     def _gather(self, stream: _Stream, state: _StepState, columns: list[int], beside: int) -> None:
         began = time.perf_counter()
@@ -745,6 +872,16 @@ class Pipeline:
             table = table.slice(stream.skip)
         stream.skip = 0
         return [batch for batch in table.to_batches() if batch.num_rows]
+
+
+_CHOICES = (
+    Pipeline._gather_task,
+    Pipeline._mend_task,
+    Pipeline._prepare_task,
+    Pipeline._fetch_task,
+    Pipeline._load_task,
+)
+"""How a thread chooses what to do, the most urgent first."""
 
 
 def _by_sources(gathers: Iterable[_Indexed]) -> list[list[_Indexed]]:

@@ -8,9 +8,8 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, Unpack
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,7 +25,7 @@ from corgiarrow.sources import BlockSource
 from corgiarrow.sources.parquet import ParquetSource
 from corgiarrow.sources.selection import whole_files_filter
 from corgiarrow.split import Split
-from corgiarrow.storage import StorageOptions
+from corgiarrow.storage import AccessOptions
 from corgiarrow.strategies import Strategy, as_strategy
 
 Data = str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | BlockIndex | BlockSource
@@ -129,14 +128,13 @@ class Reader:
         means that product at first use.
     threads
         Threads that read and shuffle; None for the number of CPUs, at most 8.
-    storage_options
-        Options of the file system, as fsspec names them.
-    filesystem
-        An fsspec file system to use instead of opening one.
     provenance
         Add the columns ``_file``, ``_row_group`` and ``_row``.
     progress
         Show a progress bar on stderr.
+    **access
+        How to reach the files: ``storage_options``, ``filesystem``, ``cache``, ``cache_bytes`` and ``timeout``, see
+        :class:`corgiarrow.storage.AccessOptions`.
 
     Raises
     ------
@@ -171,10 +169,9 @@ class Reader:
         num_workers: int = 1,
         streams: int | None = None,
         threads: int | None = None,
-        storage_options: StorageOptions | None = None,
-        filesystem: fsspec.AbstractFileSystem | None = None,
         provenance: bool = False,
         progress: bool = False,
+        **access: Unpack[AccessOptions],
     ):
         for name, value in (("batch_size", batch_size), ("streams", streams), ("threads", threads)):
             left_open = value is None and name != "batch_size"
@@ -190,8 +187,7 @@ class Reader:
         self._provenance = provenance
         self._progress = progress
         self._skip_errors = check_on_error(on_error) == "skip"
-        given = {"schema": schema, "storage_options": storage_options, "filesystem": filesystem}
-        self._source = _open_source(data, columns, block_bytes, filter, split, on_error, self._threads, given)
+        self._source = _open_source(data, columns, block_bytes, schema, filter, split, on_error, self._threads, access)
         if provenance and (taken := set(PROVENANCE) & set(self._source.schema.names)):
             raise OptionError(f"provenance=True adds columns {PROVENANCE}, but the data has {sorted(taken)} already")
         self._streams_asked = streams
@@ -633,22 +629,26 @@ def _open_source(
     data: Data,
     columns: Sequence[str] | None,
     block_bytes: int | str,
+    schema: SchemaRequest | None,
     filter: pc.Expression | None,
     split: Split | None,
     on_error: str,
     threads: int,
-    given: Mapping[str, Any],
+    access: AccessOptions,
 ) -> BlockSource:
     if isinstance(columns, str):
         raise OptionError(f"columns={columns!r} must be a list of names: give columns=[{columns!r}]")
     if isinstance(data, BlockSource):
-        for name, value in (("columns", columns), ("filter", filter), ("split", split), ("schema", given["schema"])):
+        for name, value in (("columns", columns), ("filter", filter), ("split", split), ("schema", schema)):
             if value is not None:
                 raise OptionError(f"{name}= goes with Parquet: choose it when you make the block source")
         return data
     if not isinstance(data, BlockIndex):
-        data = BlockIndex.build(data, filter=whole_files_filter(filter, split), on_error=on_error, **given)
-    elif given["schema"] is not None:
+        whole_files = whole_files_filter(filter, split)
+        data = BlockIndex.build(data, schema=schema, filter=whole_files, on_error=on_error, **access)
+    elif named := [name for name in ("cache", "cache_bytes", "timeout") if access.get(name) is not None]:
+        raise OptionError(f"{named[0]}= goes with a path: give it to BlockIndex.build or load")
+    elif schema is not None:
         raise OptionError("schema= goes with a path: give it to BlockIndex.build, which unifies the files' types")
     return ParquetSource(data, columns, block_bytes, filter=filter, split=split, on_error=on_error, threads=threads)
 

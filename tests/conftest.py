@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 import corgiarrow as ca
+from corgiarrow.storage import Traffic
 
 settings.register_profile(
     "corgiarrow", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -91,8 +92,8 @@ class ArraySource:
 
 
 class ArraySession:
-    fetched_bytes = 0
-    fetch_s = 0.0
+    traffic = Traffic()
+    fetch_s = waited_s = 0.0
     held_bytes = 0
 
     def __init__(self, source: ArraySource):
@@ -103,6 +104,9 @@ class ArraySession:
         self.source.reads.append((block, start, stop))
         first = self.source.first[block]
         return pa.table([np.arange(first + start, first + stop)], schema=self.source.schema)
+
+    def fetch_bytes(self, block: int, start: int, stop: int) -> int:
+        return 0
 
     def bytes_beside(self, block: int, nbytes: int) -> int:
         return 0

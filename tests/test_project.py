@@ -9,6 +9,7 @@ import pytest
 
 import corgiarrow as ca
 from corgiarrow.loader import ReaderOptions
+from corgiarrow.storage import AccessOptions
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,8 +41,10 @@ def test_public_names() -> None:
 
 
 def test_adapters_hand_on_every_keyword_of_the_reader() -> None:
-    settled = {"self", "data", "batch_size", "rank", "world_size", "worker", "num_workers", "threads"}
-    known = inspect.get_annotations(ReaderOptions)
+    settled = {"self", "data", "batch_size", "rank", "world_size", "worker", "num_workers", "threads", "access"}
+    reach = inspect.get_annotations(AccessOptions)
+    known = {n: kind for n, kind in inspect.get_annotations(ReaderOptions).items() if n not in reach}
+    assert reach.items() <= inspect.get_annotations(ReaderOptions).items()
     signature = inspect.signature(ca.Reader.__init__).parameters
     assert {n: p.annotation for n, p in signature.items() if n not in settled} == known
 

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from itertools import pairwise
 from pathlib import Path
 
 import fsspec
@@ -11,10 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import ArraySource, ids_of, write_dataset, write_rows
 from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given
+from hypothesis import strategies as st
 
 import corgiarrow as ca
-from corgiarrow.sources.parquet import FetchedRanges, coalesce
-from corgiarrow.storage import find_files, redact, write_atomic
+from corgiarrow.sources.ranges import FetchedRanges
+from corgiarrow.storage import cut, find_files, redact, write_atomic
 from corgiarrow.units import parse_bytes, show_bytes
 
 
@@ -294,8 +297,34 @@ def test_secrets_are_redacted() -> None:
     assert "HUSH" not in str(caught.value)
 
 
-def test_ranges() -> None:
-    assert coalesce([(50, 60), (0, 10), (12, 20)], 5) == [(0, 20), (50, 60)]
+def test_ranges_are_joined_over_small_holes_and_long_ones_cut() -> None:
+    assert cut([(50, 60), (0, 10), (12, 20)], hole=5, most=100) == [(0, 20), (50, 60)]
+    assert cut([(0, 10), (10, 20), (20, 30)], hole=5, most=20) == [(0, 20), (20, 30)]
+    assert cut([(0, 100)], hole=5, most=30) == [(0, 34), (34, 68), (68, 100)]
+    assert cut([], hole=5, most=20) == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 300)), max_size=20), st.integers(0, 50), st.integers(1, 400)
+)
+def test_every_range_can_be_read_from_the_requests(chunks: list[tuple[int, int]], hole: int, most: int) -> None:
+    content = bytes(n * 7 % 251 for n in range(3300))
+    chunks = [(start, start + length) for start, length in chunks]
+    requests = cut(chunks, hole, most)
+    assert all(a < b for a, b in requests)
+    assert all(stop <= start for (_, stop), (start, _) in pairwise(requests)), "no byte is fetched twice"
+    assert all(b - a <= max(1.5 * most, 2) for a, b in requests)
+    file = FetchedRanges(requests, [content[a:b] for a, b in requests], len(content))
+    for start, stop in chunks:
+        file.seek(start)
+        assert bytes(file.read(stop - start)) == content[start:stop]
+    wanted = {n for start, stop in chunks for n in range(start, stop)}
+    fetched = {n for start, stop in requests for n in range(start, stop)}
+    assert wanted <= fetched
+    assert len(fetched - wanted) <= hole * max(len(chunks) - 1, 0)
+
+
+def test_fetched_ranges_know_no_other_bytes() -> None:
     file = FetchedRanges([(10, 20)], [b"0123456789"], 100)
     file.seek(12)
     assert bytes(file.read(3)) == b"234"

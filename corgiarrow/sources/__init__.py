@@ -1,11 +1,14 @@
 """Where blocks come from: the interface that order and pipeline see."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from corgiarrow.storage import Traffic
 
 Int64s = npt.NDArray[np.int64]
 
@@ -44,13 +47,26 @@ class Session(Protocol):
     def held_bytes(self) -> int:
         """Bytes of files that are held for blocks which are open, as far as ``cursor_bytes`` does not tell."""
 
+    def fetch_bytes(self, block: int, start: int, stop: int) -> int:
+        """Estimate what :meth:`fetch` of a span holds until the span is read; 0 when there is nothing to fetch."""
+
+    def fetch(self, block: int, start: int, stop: int) -> "Future[None]":
+        """Begin to bring the bytes of a span from a remote storage, for a call of :meth:`read` that follows.
+
+        It returns at once; :meth:`stop` breaks it off. The future raises what :meth:`read` would raise.
+        """
+
     @property
-    def fetched_bytes(self) -> int:
-        """Bytes read from storage so far."""
+    def traffic(self) -> Traffic:
+        """What was asked of a storage so far."""
 
     @property
     def fetch_s(self) -> float:
-        """Seconds that threads have waited for bytes from a remote storage."""
+        """Seconds from the beginning to the end of fetching, summed over what was fetched."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that :meth:`read` has waited for a storage, summed over threads."""
 
 
 @runtime_checkable

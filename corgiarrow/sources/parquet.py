@@ -1,9 +1,8 @@
 """Parquet files as a block source."""
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -17,10 +16,11 @@ from corgiarrow.errors import CorgiArrowError, ReadError, tells_of_broken_data
 from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex, Int64s, open_parquet
 from corgiarrow.sources.cursors import Cursor, RowGroups
 from corgiarrow.sources.decode import Decoder, rows_of
-from corgiarrow.sources.ranges import Fetch, FetchedRanges, MovingWindows, Ranges, coalesce
+from corgiarrow.sources.ranges import FetchedRanges
+from corgiarrow.sources.remote import RemoteBytes
 from corgiarrow.sources.selection import Selection
 from corgiarrow.split import Split
-from corgiarrow.storage import redact
+from corgiarrow.storage import Traffic, cut, redact
 from corgiarrow.units import parse_bytes
 
 _GROUP_BYTES = 2**20
@@ -29,9 +29,6 @@ takes 90 us more, 5 % of a block of 1.6 MB that is decoded in five parts instead
 
 _DECODE_FACTOR = 4
 """What decoding some small columns together holds beside them, at least: pages, dictionaries (measured)."""
-
-_HOLE_BYTES = 64 * 1024
-"""Column chunks at most so far apart are fetched in one request."""
 
 _WINDOW_BYTES = 8 * 2**20
 """Bytes of a remote file that a cursor asks for at a time, over all columns, at most."""
@@ -121,6 +118,8 @@ class ParquetSource:
         factors = np.array(self.decoder.decode_factors)
         self.mean_factor: float = max(float((shares * factors).sum()), _DECODE_FACTOR)
         self._largest_factor = float((shares * factors).max())
+        self.disk_share: float = sum(index.share_of(c) for c in self.decoder.columns)
+        """Part of the data on disk that the decoder's columns take, in [0, 1]."""
 
     def narrowed(self, columns: Sequence[str], on_error: str = "raise") -> "ParquetSource":
         """Return a source of the same rows, of some columns."""
@@ -306,7 +305,7 @@ class ParquetSession:
         self._parts = threads
         self._executor = ThreadPoolExecutor(max(threads, 1), "corgiarrow-columns")
         self._lock = threading.Lock()
-        self._checked: set[int] = set()
+        self._remote = None if source.index.storage.is_local else RemoteBytes(source.index, source.decoder)
         self._compact = compact
         self._open_blocks = open_blocks
         self._window_bytes = min(int(window_bytes / _WINDOW_FACTOR), _WINDOW_BYTES)
@@ -323,11 +322,22 @@ class ParquetSession:
         held = zip(source.columns, source.decoder.held_types, strict=False)
         fields = [c.field.with_type(kind) for c, kind in held]
         self.schema = pa.schema(fields + [pa.field("row id", pa.int64(), nullable=False)] * row_ids)
-        self.fetched_bytes = 0
-        self.fetch_s = 0.0
+        self.traffic = self._remote.traffic if self._remote else Traffic()
+
+    @property
+    def fetch_s(self) -> float:
+        """Seconds from the beginning to the end of fetching; reading local files counts as decoding."""
+        return self._remote.fetch_s if self._remote else 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that reads have waited for a remote storage."""
+        return self._remote.waited_s if self._remote else 0.0
 
     def stop(self) -> None:
-        """Let reads that still run end at their next columns."""
+        """Let reads that still run end at their next columns, and break off what is being fetched."""
+        if self._remote is not None:
+            self._remote.stop()
         with self._cursor_freed:
             self._stopped = True
             self._cursor_freed.notify_all()
@@ -337,6 +347,8 @@ class ParquetSession:
         for cursor in self._cursors.values():
             cursor.close()
         self._cursors = {}
+        if self._remote is not None:
+            self._remote.close()
         _THREAD.close()
         self._executor.shutdown()
 
@@ -345,10 +357,27 @@ class ParquetSession:
         with self._lock:
             self._expected.add(block)
 
+    def fetch_bytes(self, block: int, start: int, stop: int) -> int:
+        """Estimate the bytes of a remote file that are fetched for a span; none where windows move with its pieces."""
+        if self._remote is None or self._in_pieces(block):
+            return 0
+        groups, _ = self._groups_of_span(block, start, stop)
+        return int(self._index.group_disk_bytes[groups].sum() * self._source.disk_share) + 1
+
+    def fetch(self, block: int, start: int, stop: int) -> "Future[None]":
+        """Begin to fetch the column chunks of a span."""
+        assert self._remote is not None
+        groups, _ = self._groups_of_span(block, start, stop)
+        file, numbers = self._place(groups)
+        return self._remote.start((block, start), file, numbers, self._source.describe(block))
+
+    def _in_pieces(self, block: int) -> bool:
+        return self._pieces is not None and bool(self._pieces[block] > 1)
+
     def read(self, block: int, start: int, stop: int) -> pa.Table:
         """Read rows ``start .. stop`` of a block: through a cursor, or whole row groups a few columns at a time."""
         try:
-            if self._pieces is not None and self._pieces[block] > 1:
+            if self._in_pieces(block):
                 columns = self._read_piece(block, start, stop)
             else:
                 columns = self._read_groups(block, start, stop)
@@ -370,28 +399,28 @@ class ParquetSession:
         return named
 
     def bytes_beside(self, block: int, nbytes: int) -> int:
-        """Estimate what decoding holds beside its result, and the fetched bytes of a remote file."""
-        if self._pieces is not None and self._pieces[block] > 1:
+        """Estimate what decoding holds beside its result."""
+        if self._in_pieces(block):
             # What a cursor holds is reserved; a piece is decoded at once.
             groups = self._source.groups_of(block)
             part = self._rows_at_once(block) / int(self._index.group_rows[groups].sum())
             raw = int(self._source.raw_bytes[block] * part)
             return int(max(raw, nbytes) * (1 + self._source.mean_factor))
         raw = max(int(self._source.raw_bytes[block]), nbytes)
-        decoding = int(self._source.decoding_bytes(np.array(raw)))
-        return decoding + (0 if self._index.storage.is_local else raw)
+        return int(self._source.decoding_bytes(np.array(raw)))
 
     @property
     def held_bytes(self) -> int:
         """Bytes of remote files that are held for the blocks that are open."""
-        if self._index.storage.is_local:
+        if self._remote is None:
             return 0
         return int((len(self._cursors) + self._reading) * _WINDOW_FACTOR * self._window_bytes)
 
     def _read_piece(self, block: int, start: int, stop: int) -> list[pa.ChunkedArray]:
         source, index = self._source, self._index
         groups = source.groups_of(block)
-        self._check(int(index.group_file[groups[0]]))
+        if self._remote is None:
+            index.check_unchanged(int(index.group_file[groups[0]]))
         if block in self._broken and start >= self._broken[block][0]:
             raise self._broken[block][1]
         cursor = self._taken_cursor(block, start)
@@ -411,10 +440,10 @@ class ParquetSession:
                 self._cursor_freed.notify_all()
             if not done and cursor is not None:
                 cursor.close()
-        if index.storage.is_local:
+        if self._remote is None:
             part = (stop - begin) / int(source.block_rows[block])
             with self._lock:
-                self.fetched_bytes += int(part * cursor.disk_bytes)
+                self.traffic.fetched_bytes += int(part * cursor.disk_bytes)
         found = columns[: len(source.columns)]
         if self._row_ids:
             found.append(pa.chunked_array([pa.array(source.row_ids(groups, columns[-1].to_numpy()))]))
@@ -441,11 +470,15 @@ class ParquetSession:
 
     def _new_cursor(self, block: int) -> Cursor:
         source = self._source
-        groups = source.groups_of(block)
-        file, row_groups = int(self._index.group_file[groups[0]]), self._index.group_number[groups].tolist()
+        file, row_groups = self._place(source.groups_of(block))
 
         def opened(columns: Sequence[int]) -> AbstractContextManager[Any]:
-            return self._opened_for_pieces(file, row_groups, columns)
+            if self._remote is None:
+                return nullcontext(self._index.storage.full(self._index.files[file].path))
+            part = len(columns) / max(len(source.decoder.columns), 1)
+            return self._remote.windows(
+                file, row_groups, columns, int(self._window_bytes * part), source.describe(block)
+            )
 
         kept = source.kept if source.selection.by_rows else None
         where = RowGroups(file, row_groups, self._index.footer(file), opened)
@@ -464,31 +497,35 @@ class ParquetSession:
         fitting = rows * piece_bytes // max(int(source.raw_bytes[block]), 1)
         return max(min(fitting, -(-rows // pieces)), 1)
 
-    def _read_groups(self, block: int, start: int, stop: int) -> list[pa.ChunkedArray]:
-        source = self._source
-        groups = source.groups_of(block)
-        rows = source.kept_rows[groups]
+    def _place(self, groups: Int64s) -> tuple[int, list[int]]:
+        """Return the file in which row groups lie, and their numbers in it."""
+        return int(self._index.group_file[groups[0]]), self._index.group_number[groups].tolist()
+
+    def _groups_of_span(self, block: int, start: int, stop: int) -> tuple[Int64s, int]:
+        """Return the row groups that hold some rows of a block, and the number of the first one's first row in it."""
+        groups = self._source.groups_of(block)
+        rows = self._source.kept_rows[groups]
         ends = np.cumsum(rows)
         wanted = (ends > start) & (ends - rows < stop)
-        skipped = int((ends - rows)[wanted][0])
-        groups = groups[wanted]
-        columns = self._decode(groups, max(int(source.raw_bytes[block]), 1))
+        return groups[wanted], int((ends - rows)[wanted][0])
+
+    def _read_groups(self, block: int, start: int, stop: int) -> list[pa.ChunkedArray]:
+        groups, first = self._groups_of_span(block, start, stop)
+        columns = self._decode(groups, (block, start), max(int(self._source.raw_bytes[block]), 1))
         if stop - start < len(columns[0]):
-            columns = [c.slice(start - skipped, stop - start) for c in columns]
+            columns = [c.slice(start - first, stop - start) for c in columns]
             columns = [pa.chunked_array([pa.concat_arrays([x]) for x in c.chunks], c.type) for c in columns]
         return columns
 
-    def _decode(self, groups: Int64s, raw_bytes: int) -> list[pa.ChunkedArray]:
+    def _decode(self, groups: Int64s, key: tuple[int, int], raw_bytes: int) -> list[pa.ChunkedArray]:
         """Read row groups of one file: the source's columns of the selected rows, and each row's id."""
         source, index, decoder = self._source, self._index, self._source.decoder
-        file = int(index.group_file[groups[0]])
-        numbers = [int(g) for g in index.group_number[groups]]
-        self._check(file)
+        file, numbers = self._place(groups)
         names = len(source.columns)
         at_once = max(int(names * _GROUP_BYTES / raw_bytes), 1)
         found: dict[int, pa.ChunkedArray] = {}
         kept: Int64s | None = None
-        with self._open(file, numbers) as reader:
+        with self._open(file, numbers, key) as reader:
 
             def read(columns: list[int]) -> list[pa.ChunkedArray]:
                 if self._stopped:
@@ -509,61 +546,31 @@ class ParquetSession:
             columns.append(pa.chunked_array([pa.array(source.row_ids(groups, every if kept is None else kept))]))
         return columns
 
-    def _check(self, file: int) -> None:
-        if self._index.storage.is_local:
-            self._index.check_unchanged(file)
-            return
-        with self._lock:
-            if file in self._checked:
-                return
-        self._index.check_unchanged(file)
-        with self._lock:
-            self._checked.add(file)
-
     @contextmanager
-    def _open(self, file: int, row_groups: list[int]) -> Iterator[pq.ParquetFile]:
-        source, footer = self._source, self._index.footer(file)
-        chunks = source.decoder.chunk_ranges(file, footer, row_groups)
-
-        def opened(files: ExitStack) -> pq.ParquetFile:
-            origin = files.enter_context(
-                _opened(self._index, file, chunks, lambda ranges: self._fetch(file, ranges))
-            )
-            return files.enter_context(open_parquet(origin, footer, dictionaries=source.decoder.dictionaries(file)))
-
-        if not self._index.storage.is_local:
-            with ExitStack() as files:
-                yield opened(files)
+    def _open(self, file: int, row_groups: list[int], key: tuple[int, int]) -> Iterator[pq.ParquetFile]:
+        source, index = self._source, self._index
+        if self._remote is not None:
+            origin = self._remote.opened(key, file, row_groups, source.describe(key[0]))
+            footer = index.footer(file)
+            with origin, open_parquet(origin, footer, dictionaries=source.decoder.dictionaries(file)) as reader:
+                yield reader
             return
+        index.check_unchanged(file)
+        footer = index.footer(file)
         with self._lock:
-            self.fetched_bytes += sum(stop - start for start, stop in chunks)
+            chunks = source.decoder.chunk_ranges(file, footer, row_groups)
+            self.traffic.fetched_bytes += sum(stop - start for start, stop in chunks)
         if _THREAD.source is not source or _THREAD.file != file:
             _THREAD.close()
-            _THREAD.reader = opened(_THREAD.files)
+            opened = _THREAD.files.enter_context(_local_file(index, file))
+            dictionaries = source.decoder.dictionaries(file)
+            _THREAD.reader = _THREAD.files.enter_context(open_parquet(opened, footer, dictionaries=dictionaries))
             _THREAD.source, _THREAD.file = source, file
         try:
             yield _THREAD.reader
         except BaseException:
             _THREAD.close()
             raise
-
-    def _opened_for_pieces(
-        self, file: int, row_groups: list[int], columns: Sequence[int]
-    ) -> AbstractContextManager[Any]:
-        storage, size = self._index.storage, self._index.files[file].size
-        if storage.is_local:
-            return nullcontext(storage.full(self._index.files[file].path))
-        chunks = self._source.decoder.chunk_ranges(file, self._index.footer(file), row_groups, columns)
-        part = len(columns) / max(len(self._source.decoder.columns), 1)
-        return MovingWindows(chunks, lambda ranges: self._fetch(file, ranges), size, int(self._window_bytes * part))
-
-    def _fetch(self, file: int, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        began = time.perf_counter()
-        found = self._index.storage.fetch(self._index.files[file].path, ranges)
-        with self._lock:
-            self.fetch_s += time.perf_counter() - began
-            self.fetched_bytes += sum(stop - start for start, stop in ranges)
-        return found
 
 
 def _kept_in_group(index: BlockIndex, decoder: Decoder, selection: Selection, group: int) -> int:
@@ -576,13 +583,22 @@ def _kept_in_group(index: BlockIndex, decoder: Decoder, selection: Selection, gr
     if not stored:
         constant = [decoder.fit(file, c, None, 1) for c in range(len(decoder.columns))]
         return rows * len(selection.kept(constant))
-    index.check_unchanged(file)
+    where = f"{storage.shown(path)}, row group {number}"
+
+    def opened_columns(columns: Sequence[int]) -> AbstractContextManager[Any]:
+        if storage.is_local:
+            return _local_file(index, file)
+        ranges = cut(decoder.chunk_ranges(file, footer, [number], columns))
+        with index.unchanged(file):
+            found = storage.fetch(index.files[file], ranges, where)
+        return FetchedRanges(ranges, found, index.files[file].size)
+
+    if storage.is_local or not storage.fetcher.is_conditional:
+        index.check_unchanged(file)
 
     def tables(columns: Sequence[int]) -> Iterator[pa.Table]:
-        chunks = decoder.chunk_ranges(file, footer, [number], columns)
         dictionaries = decoder.dictionaries(file, columns)
-        origin = _opened(index, file, chunks, lambda ranges: storage.fetch(path, ranges))
-        with origin as opened, open_parquet(opened, footer, dictionaries=dictionaries) as reader:
+        with opened_columns(columns) as opened, open_parquet(opened, footer, dictionaries=dictionaries) as reader:
             for batch in reader.iter_batches(
                 _COUNTED_ROWS, row_groups=[number], columns=decoder.names(columns), use_threads=False
             ):
@@ -597,16 +613,10 @@ def _kept_in_group(index: BlockIndex, decoder: Decoder, selection: Selection, gr
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, CorgiArrowError):
             raise
-        where = f"{storage.shown(path)}, row group {number}, counting rows for {selection.options}"
         blamed = decoder.blame(stored, lambda c: [fitted(table, [c]) for table in tables([c])], error)
-        raise ReadError(f"{where}, {blamed}") from None
+        raise ReadError(f"{where}, counting rows for {selection.options}, {blamed}") from None
 
 
-def _opened(index: BlockIndex, file: int, chunks: Ranges, fetch: Fetch) -> AbstractContextManager[Any]:
-    """Open column chunks of a remote file, fetched; a local one as it is."""
-    storage = index.storage
-    if storage.is_local:
-        # Given the path, ParquetFile asks for its kind first: 2 % of a pass over small blocks.
-        return pa.OSFile(storage.full(index.files[file].path))  # type: ignore[no-any-return]
-    ranges = coalesce(chunks, _HOLE_BYTES)
-    return FetchedRanges(ranges, fetch(ranges), index.files[file].size)
+def _local_file(index: BlockIndex, file: int) -> AbstractContextManager[Any]:
+    # Given the path, ParquetFile asks for its kind first: 2 % of a pass over small blocks.
+    return pa.OSFile(index.storage.full(index.files[file].path))  # type: ignore[no-any-return]

@@ -1,12 +1,13 @@
 """Files of which only some byte ranges are fetched: column chunks at once, or a window of each that moves along."""
 
 import io
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from corgiarrow.errors import ReadError
+from corgiarrow.storage import Ranges
 
-Ranges = Sequence[tuple[int, int]]
 Fetch = Callable[[Ranges], Sequence[bytes]]
 
 
@@ -46,17 +47,37 @@ class _ReadOnly(io.RawIOBase):
 
 
 class FetchedRanges(_ReadOnly):
-    """A file of which only some ranges were fetched; a read outside of them raises a ReadError."""
+    """A file of which only some ranges were fetched; a read outside of them raises a ReadError.
+
+    Parameters
+    ----------
+    ranges
+        Ranges ``[start, stop)`` in ascending order; none overlaps another.
+    found
+        The bytes of each.
+    size
+        Bytes of the file.
+    """
 
     def __init__(self, ranges: Ranges, found: Sequence[bytes], size: int):
         super().__init__(size)
         self._ranges = ranges
+        self._starts = [start for start, _ in ranges]
         self._found = [memoryview(data) for data in found]
 
     def _between(self, start: int, stop: int) -> Any:
-        for (first, last), data in zip(self._ranges, self._found, strict=True):
-            if first <= start and stop <= last:
-                return data[start - first : stop - first]
+        parts, at = [], start
+        for number in range(max(bisect_right(self._starts, start) - 1, 0), len(self._ranges)):
+            first, last = self._ranges[number]
+            if not first <= at < last:
+                break
+            parts.append(self._found[number][at - first : min(stop, last) - first])
+            at = min(stop, last)
+            if at == stop:
+                # What lies in two of them is joined; that is rare.
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+        if start == stop:
+            return b""
         raise ReadError(f"bytes {start} to {stop} are in no column chunk that the footer names")
 
 
@@ -116,14 +137,3 @@ class MovingWindows(_ReadOnly):
             begin, data = self._held[number]
             keep = min(max(self._used[number], begin), begin + len(data))
             self._held[number] = (keep, data[keep - begin :] + more)
-
-
-def coalesce(ranges: Ranges, hole: int) -> list[tuple[int, int]]:
-    """Merge byte ranges that lie at most `hole` bytes apart; return them in ascending order."""
-    merged: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
-        if merged and start - merged[-1][1] <= hole:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        else:
-            merged.append((start, stop))
-    return merged

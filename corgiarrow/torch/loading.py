@@ -1,14 +1,15 @@
 """A reader for this process's part, and a loader of its batches."""
 
 import os
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from corgiarrow.arrays import ArrayOptions
 from corgiarrow.arrays.values import map_leaves
 from corgiarrow.errors import OptionError
 from corgiarrow.index import BlockIndex
-from corgiarrow.loader import Loader, LoaderOptions, Transform, part_options
+from corgiarrow.loader import Loader, LoaderOptions, ReaderOptions, Transform, part_options
 from corgiarrow.reader import Data, Reader
+from corgiarrow.storage import AccessOptions
 from corgiarrow.torch.distributed import find_place, read_together, share_of_machine
 from corgiarrow.torch.processes import ProcessLoader
 from corgiarrow.torch.tensors import TorchOut, pinned
@@ -90,7 +91,8 @@ def open_part(
     rank, world_size, together = find_place(rank, world_size, process_group)
     reads, arrays = part_options(options)
     if block_index_path is not None:
-        data = _load_index(data, block_index_path, reads.get("storage_options"), reads.get("filesystem"))
+        data = _load_index(data, block_index_path, _access_in(reads))
+        reads = cast(ReaderOptions, {name: value for name, value in reads.items() if name not in _access_in(reads)})
     elif data is None:
         raise OptionError("data=None needs block_index_path=, the path of a saved index")
     threads = threads or share_of_machine()
@@ -98,7 +100,7 @@ def open_part(
     if not together:
         return Reader(data, **given, **reads), arrays
     # What the first process's block source has settled; the others take it from there.
-    settled = {"columns", "block_bytes", "schema", "filter", "split", "on_error", "storage_options", "filesystem"}
+    settled = {"columns", "block_bytes", "schema", "filter", "split", "on_error", *_access_in(reads)}
 
     def make(found: Data, first: bool) -> Reader:
         kept = reads if first else {name: value for name, value in reads.items() if name not in settled}
@@ -107,13 +109,18 @@ def open_part(
     told = {
         name: str(value)
         for name, value in {**reads, **arrays}.items()
-        if name not in ("storage_options", "filesystem", "progress")
+        if name not in (*_access_in(reads), "progress")
     }
     return read_together(data, make, sorted(told.items()), process_group), arrays
 
 
-def _load_index(data: Data | None, path: str | os.PathLike[str], options: Any, filesystem: Any) -> BlockIndex:
-    index = BlockIndex.load(path, storage_options=options, filesystem=filesystem)
+def _access_in(reads: ReaderOptions) -> AccessOptions:
+    found = {name: value for name, value in reads.items() if name in AccessOptions.__annotations__}
+    return cast(AccessOptions, found)
+
+
+def _load_index(data: Data | None, path: str | os.PathLike[str], access: AccessOptions) -> BlockIndex:
+    index = BlockIndex.load(path, **access)
     if data is None:
         return index
     if not isinstance(data, str | os.PathLike):

@@ -1,0 +1,25 @@
+"""From URLs to a file system and its files: listing, byte ranges through faults, a local cache, and no secret told."""
+
+from corgiarrow.storage.access import AccessOptions, StorageOptions
+from corgiarrow.storage.faults import as_ours
+from corgiarrow.storage.fetching import FileInfo, Ranges, Traffic, cut
+from corgiarrow.storage.files import PARQUET_SUFFIXES, Storage, find_files, open_access
+from corgiarrow.storage.redaction import redact, redact_message
+from corgiarrow.storage.writing import write_atomic
+
+__all__ = [
+    "PARQUET_SUFFIXES",
+    "AccessOptions",
+    "FileInfo",
+    "Ranges",
+    "Storage",
+    "StorageOptions",
+    "Traffic",
+    "as_ours",
+    "cut",
+    "find_files",
+    "open_access",
+    "redact",
+    "redact_message",
+    "write_atomic",
+]

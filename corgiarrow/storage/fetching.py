@@ -1,0 +1,277 @@
+"""Byte ranges of remote files: many requests at a time, bounded in number and bytes, through faults that pass."""
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import fsspec
+import fsspec.asyn
+
+from corgiarrow.errors import SourceChangedError, StorageError
+from corgiarrow.storage.access import REQUESTS, Access, is_async, protocols
+from corgiarrow.storage.cache import RangeCache
+from corgiarrow.storage.faults import Fault, ShortReadError, Tries, fault_of, kinds_of_faults
+from corgiarrow.storage.redaction import redact
+
+RANGE_BYTES = 8 * 2**20
+"""Bytes of one request, at most about."""
+
+HOLE_BYTES = 64 * 1024
+"""Ranges at most so far apart are fetched in one request."""
+
+_LARGE_BYTES = 2**20
+_LARGE_REQUESTS = 16
+"""Requests of at least a MiB that are under way at a time: it bounds what they hold, and a line is full before."""
+
+_TRY_PART = 1 / 20
+_SLOWEST = 2**18
+"""Bytes a second: a first try that is slower is broken off; each further one may take twice as long."""
+
+T = TypeVar("T")
+Ranges = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """A file as a listing shows it.
+
+    Attributes
+    ----------
+    path
+        Path below the storage's root.
+    size
+        Bytes.
+    version
+        Something that changes when the file does, as ``key=value``: an etag where there is one, else a time of change,
+        else "".
+    """
+
+    path: str
+    size: int
+    version: str
+
+    @property
+    def etag(self) -> str:
+        """The etag with its quotes, where it stands for the file's very bytes; else ""."""
+        key, _, value = self.version.partition("=")
+        return value if key == "ETag" and value.startswith('"') else ""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What was asked of a storage, by one of those who share it.
+
+    Attributes
+    ----------
+    requests, retries
+        Requests, and those among them that repeat one which failed.
+    fetched_bytes, cached_bytes
+        Bytes that came from the storage, and from the local cache.
+    """
+
+    requests: int = 0
+    retries: int = 0
+    fetched_bytes: int = 0
+    cached_bytes: int = 0
+
+    def note_retry(self) -> None:
+        """Count a request that repeats another."""
+        self.retries += 1
+
+
+class _Deadline:
+    """The time until when a block must have come; it runs from its first request on."""
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self._end: float | None = None
+
+    def left(self) -> float:
+        """Return the seconds left; begin to count."""
+        now = time.monotonic()
+        if self._end is None:
+            self._end = now + self._seconds
+        return max(self._end - now, 0.001)
+
+
+class Fetcher:
+    """Fetches ranges of one storage's files, in one process.
+
+    Parameters
+    ----------
+    access
+        The file system.
+    cache
+        Where to keep what was fetched.
+    """
+
+    def __init__(self, access: Access, cache: RangeCache | None = None):
+        self._access = access
+        self._cache = cache
+        self._loop = getattr(access.fs, "loop", None) or fsspec.asyn.get_loop()
+        self._places = asyncio.Semaphore(REQUESTS)
+        self._large_places = asyncio.Semaphore(_LARGE_REQUESTS)
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Begin some work in the thread of the file system's requests."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether requests can say which version of a file they mean."""
+        return _kind(self._access.fs) in ("s3", "http")
+
+    async def fetch(self, full: str, file: FileInfo, ranges: Ranges, what: str, traffic: Traffic) -> list[bytes]:
+        """Fetch ranges ``[start, stop)`` of a file.
+
+        Parameters
+        ----------
+        full
+            Path on the file system.
+        file
+            The file, of which only the version that is told here is fetched, where the file system has such requests.
+        ranges
+            Byte ranges, each fetched by one request.
+        what
+            Name of what is fetched, for errors.
+        traffic
+            Where to count.
+
+        Raises
+        ------
+        SourceChangedError
+            The file is another one than it was.
+        NoFilesError, AccessDeniedError, StorageError
+            It is gone, it is refused, or the storage does not answer in time, or with errors.
+        """
+        deadline = _Deadline(self._access.timeout_s)
+        tasks = [
+            asyncio.ensure_future(self._range(full, file, start, stop, what, deadline, traffic))
+            for start, stop in ranges
+        ]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            # Nothing of it goes on when this returns.
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _range(
+        self, full: str, file: FileInfo, start: int, stop: int, what: str, deadline: _Deadline, traffic: Traffic
+    ) -> bytes:
+        if self._cache is not None and file.version:
+            key = f"{self._access.place}\0{redact(full)}\0{file.version}\0{file.size}\0{start}\0{stop}"
+            kept: bytes | None = await self._loop.run_in_executor(None, self._cache.get, key, stop - start)
+            if kept is not None:
+                traffic.cached_bytes += len(kept)
+                return kept
+        async with AsyncExitStack() as places:
+            await places.enter_async_context(self._places)
+            if stop - start >= _LARGE_BYTES:
+                await places.enter_async_context(self._large_places)
+            data = await self._through_faults(full, file, start, stop, what, deadline.left(), traffic)
+        traffic.fetched_bytes += len(data)
+        if self._cache is not None and file.version:
+            await self._loop.run_in_executor(None, self._cache.put, key, data)
+        return data
+
+    async def _through_faults(
+        self, full: str, file: FileInfo, start: int, stop: int, what: str, seconds: float, traffic: Traffic
+    ) -> bytes:
+        fs: fsspec.AbstractFileSystem | None = None
+        access = self._access
+        first_try_s = seconds * _TRY_PART + (stop - start) / _SLOWEST
+
+        async def attempt(number: int) -> bytes:
+            nonlocal fs
+            fs = access.fs if access.is_open else await self._loop.run_in_executor(None, lambda: access.fs)
+            traffic.requests += 1
+            changed = ""
+            try:
+                async with asyncio.timeout(min(first_try_s * 2 ** (number - 1), seconds)):
+                    data = await self._request(fs, full, file, start, stop)
+            except kinds_of_faults() as error:
+                if fault_of(error) is not Fault.CHANGED:
+                    raise
+                changed = type(error).__name__
+            if changed:
+                raise SourceChangedError(
+                    f"{what}: the file changed since it was indexed (then {file.size} bytes, version {file.version}; "
+                    f"the storage answers {changed}): build the index again"
+                )
+            if len(data) != stop - start:
+                if len(data) == file.size:
+                    raise StorageError(
+                        f"{what}: asked for bytes {start} to {stop}, all {file.size} came: this server knows no byte "
+                        "ranges. Give the data by another one, or a local copy"
+                    )
+                raise ShortReadError(f"asked for bytes {start} to {stop}, {len(data)} came")
+            return data
+
+        tries = Tries(what, seconds, lambda fault: access.refused(fs, fault), access.secrets, traffic.note_retry)
+        return await tries.wait_for(attempt)
+
+    async def _request(self, fs: fsspec.AbstractFileSystem, full: str, file: FileInfo, start: int, stop: int) -> bytes:
+        etag = file.etag
+        if etag and _kind(fs) == "s3":
+            return await _s3_range(fs, full, start, stop, etag)
+        if etag and _kind(fs) == "http":
+            headers = {**fs.kwargs.get("headers", {}), "If-Match": etag}
+            return await fs._cat_file(full, start=start, end=stop, headers=headers)  # type: ignore[no-any-return]
+        if is_async(fs):
+            return await fs._cat_file(full, start=start, end=stop)  # type: ignore[no-any-return]
+        data: bytes = await self._loop.run_in_executor(None, lambda: fs.cat_file(full, start=start, end=stop))
+        return data
+
+
+def _kind(fs: fsspec.AbstractFileSystem) -> str:
+    """Which condition a file system's requests take: "s3", "http" or ""."""
+    if "s3" in protocols(fs) and hasattr(fs, "_call_s3"):
+        return "s3"
+    return "http" if "http" in protocols(fs) and hasattr(fs, "kwargs") else ""
+
+
+async def _s3_range(fs: Any, full: str, start: int, stop: int, etag: str) -> bytes:
+    """Fetch a range on the condition that the object is still the same, which s3fs offers to its open files alone."""
+    bucket, key, version = fs.split_path(full)
+    which = {"VersionId": version} if version else {}
+    answer = await fs._call_s3(
+        "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", IfMatch=etag, **which
+    )
+    async with answer["Body"] as body:
+        return await body.read()  # type: ignore[no-any-return]
+
+
+def cut(chunks: Ranges, hole: int = HOLE_BYTES, most: int = RANGE_BYTES) -> list[tuple[int, int]]:
+    """Return the requests that fetch some ranges, in ascending order.
+
+    Neighbours at most `hole` bytes apart are fetched together, up to about `most` bytes; what is longer by half is cut
+    in equal parts. A request ends where a range ends, if it can, so that few have to be joined from two.
+
+    Parameters
+    ----------
+    chunks
+        Ranges ``[start, stop)``, in any order; none is empty, some may overlap.
+    hole, most
+        Bytes.
+    """
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(chunks):
+        if found and start - found[-1][1] <= hole and max(stop, found[-1][1]) - found[-1][0] <= most:
+            found[-1] = (found[-1][0], max(stop, found[-1][1]))
+        elif found and start < found[-1][1]:
+            if stop > found[-1][1]:
+                found.append((found[-1][1], stop))
+        else:
+            found.append((start, stop))
+    requests = []
+    for start, stop in found:
+        parts = max(round((stop - start) / most), 1)
+        size = -(-(stop - start) // parts)
+        requests += [(first, min(first + size, stop)) for first in range(start, stop, size)]
+    return requests
