@@ -2,74 +2,23 @@
 
 import re
 import socket
-import subprocess
-import sys
-import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import boto3
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import RAGGED, RAGGED_ROWS, ids_of, write_dataset
+from servers import Server, moto_server
 
 import corgiarrow as ca
 
 
-@dataclass
-class Server:
-    """A running S3 server, its options, and its log."""
-
-    endpoint: str
-    log: Path
-
-    @property
-    def options(self) -> dict[str, object]:
-        return {"key": "testing", "secret": "HUSHSECRET", "endpoint_url": self.endpoint, "skip_instance_cache": True}
-
-    def client(self) -> object:
-        return boto3.client(
-            "s3",
-            endpoint_url=self.endpoint,
-            aws_access_key_id="testing",
-            aws_secret_access_key="x",
-            region_name="us-east-1",
-        )
-
-    def requests(self) -> list[str]:
-        """Method and path of each request so far."""
-        return re.findall(r"((?:GET|HEAD) /\S*) HTTP", self.log.read_text())
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = tmp_path_factory.mktemp("moto") / "log"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with log.open("w") as sink:
-        process = subprocess.Popen(command, stdout=sink, stderr=sink)
-        try:
-            _wait_for(process, port, log)
-            yield Server(f"http://127.0.0.1:{port}", log)
-        finally:
-            process.terminate()
-            process.wait(timeout=30)
-
-
-def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        assert process.poll() is None, log.read_text()
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        assert time.monotonic() < deadline, "the S3 server does not answer"
-        time.sleep(0.05)
+    with moto_server(tmp_path_factory.mktemp("moto") / "log") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
