@@ -36,9 +36,6 @@ PROVENANCE = ("_file", "_row_group", "_row")
 """Columns that ``provenance=True`` adds."""
 
 
-_WINDOW_PART = 0.1
-"""Part of a stream's bytes that parts of remote files may take; it is taken off what is read ahead."""
-
 _SCANNED_PART = 0.05
 """Part of the budget that a batch of a look beside the training may take."""
 
@@ -554,7 +551,6 @@ class Reader:
             self._source.session,
             pieces,
             open_blocks=self._budget.open_blocks,
-            window_bytes=int(_WINDOW_PART * self._budget.stream_bytes / self._budget.open_blocks),
             compact=self._strategy.copies,
             threads=together,
             row_ids=self._provenance,

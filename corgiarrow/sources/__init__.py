@@ -106,7 +106,6 @@ class BlockSource(Protocol):
         pieces: Int64s | None = None,
         *,
         open_blocks: int = 1,
-        window_bytes: int = 2**20,
         compact: bool = True,
         threads: int = 1,
         row_ids: bool = False,
@@ -119,8 +118,6 @@ class BlockSource(Protocol):
             Pieces in which each block will be read, int64 [blocks]; None reads all whole.
         open_blocks
             Blocks in several pieces that are open at a time, at most.
-        window_bytes
-            Bytes of a remote file that may be held for each block that is open.
         compact
             Copy every piece to exactly its size, because many will be held together.
         threads

@@ -29,13 +29,16 @@ class RowGroups:
     footer
         Footer of the file.
     opened
-        From column numbers to a context that gives what pyarrow opens.
+        Returns a context that gives what pyarrow opens.
+    closed
+        Called when none of what was opened is read any more.
     """
 
     file: int
     numbers: list[int]
     footer: pq.FileMetaData
-    opened: Callable[[Sequence[int]], AbstractContextManager[Any]]
+    opened: Callable[[], AbstractContextManager[Any]]
+    closed: Callable[[], None]
 
     @property
     def rows(self) -> int:
@@ -77,6 +80,7 @@ class Cursor:
         self._kept = kept
         self._executor = executor
         self._files = ExitStack()
+        self._files.callback(groups.closed)
         stored = decoder.stored(groups.file)
         absent = [c for c in range(len(decoder.columns)) if c not in stored]
         self._batch_rows = batch_rows
@@ -177,7 +181,7 @@ class _Part:
     def _open(self, columns: Sequence[int], files: ExitStack) -> Iterator[pa.RecordBatch]:
         groups, names = self._groups, self._decoder.names(columns)
         dictionaries = self._decoder.dictionaries(groups.file, columns)
-        origin = files.enter_context(groups.opened(columns))
+        origin = files.enter_context(groups.opened())
         reader = files.enter_context(
             open_parquet(origin, groups.footer, dictionaries=dictionaries, buffer_size=_BUFFER_BYTES)
         )

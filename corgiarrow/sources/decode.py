@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from corgiarrow.errors import ReadError, SchemaMismatchError
 from corgiarrow.index import BlockIndex, Int64s, leaves_of
 from corgiarrow.schemas import Column, fixed_bytes, leaf_types
+from corgiarrow.sources.ranges import Chunk
 from corgiarrow.storage import redact
 
 
@@ -54,22 +55,31 @@ class Decoder:
         chosen = zip(self.columns, self._leaves[self.index.file_layout[file]], strict=True)
         return [n for c, leaves in chosen for n in leaves if not in_lists or pa.types.is_nested(c.field.type)]
 
-    def chunk_ranges(
+    def chunks(
         self, file: int, footer: pq.FileMetaData, row_groups: Sequence[int], columns: Sequence[int] | None = None
-    ) -> list[tuple[int, int]]:
-        """Byte ranges of the column chunks, of all columns or of some."""
+    ) -> list[Chunk]:
+        """Column chunks of row groups, of all columns or of some."""
         leaves = self._leaves[self.index.file_layout[file]]
-        ranges = []
+        found = []
+        first_row = 0
         for number in row_groups:
             group = footer.row_group(number)
             for column in range(len(self.columns)) if columns is None else columns:
                 for leaf in leaves[column]:
                     chunk = group.column(leaf)
-                    start = chunk.data_page_offset
+                    data_start = start = chunk.data_page_offset
                     if chunk.has_dictionary_page and chunk.dictionary_page_offset:
                         start = min(start, chunk.dictionary_page_offset)
-                    ranges.append((start, start + chunk.total_compressed_size))
-        return ranges
+                    stop = start + chunk.total_compressed_size
+                    found.append(Chunk(start, stop, data_start, first_row, group.num_rows))
+            first_row += group.num_rows
+        return found
+
+    def chunk_ranges(
+        self, file: int, footer: pq.FileMetaData, row_groups: Sequence[int], columns: Sequence[int] | None = None
+    ) -> list[tuple[int, int]]:
+        """Byte ranges of the column chunks, of all columns or of some."""
+        return [(chunk.start, chunk.stop) for chunk in self.chunks(file, footer, row_groups, columns)]
 
     def names(self, columns: Sequence[int]) -> list[str]:
         """Dotted paths of columns, as pyarrow takes them."""

@@ -16,7 +16,7 @@ from corgiarrow.errors import CorgiArrowError, ReadError, tells_of_broken_data
 from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex, Int64s, open_parquet
 from corgiarrow.sources.cursors import Cursor, RowGroups
 from corgiarrow.sources.decode import Decoder, rows_of
-from corgiarrow.sources.ranges import FetchedRanges
+from corgiarrow.sources.ranges import PAGE_BYTES, PAGE_ROWS, FetchedRanges
 from corgiarrow.sources.remote import RemoteBytes
 from corgiarrow.sources.selection import Selection
 from corgiarrow.split import Split
@@ -30,12 +30,6 @@ takes 90 us more, 5 % of a block of 1.6 MB that is decoded in five parts instead
 _DECODE_FACTOR = 4
 """What decoding some small columns together holds beside them, at least: pages, dictionaries (measured)."""
 
-_WINDOW_BYTES = 8 * 2**20
-"""Bytes of a remote file that a cursor asks for at a time, over all columns, at most."""
-
-_WINDOW_FACTOR = 1.5
-"""What a window holds at most, in units of what it asks for."""
-
 _STRIDE_BYTES = 2**18
 """Bytes that a cursor decodes at a time at least, where a selection keeps few rows."""
 
@@ -47,10 +41,6 @@ _COUNTED_ROWS = 65_536
 
 _LIST_VALUE_BYTES = 12
 """What a value of a list takes while its page is decoded: two levels, and a number in a buffer that doubles."""
-
-_PAGE_ROWS = 20_000
-_PAGE_BYTES = 2**20
-"""Rows and bytes of a data page, at most, as most writers make them."""
 
 
 class ParquetSource:
@@ -154,13 +144,12 @@ class ParquetSource:
         pieces: Int64s | None = None,
         *,
         open_blocks: int = 1,
-        window_bytes: int = 2**20,
         compact: bool = True,
         threads: int = 1,
         row_ids: bool = False,
     ) -> "ParquetSession":
         """Start a pass of reading."""
-        return ParquetSession(self, pieces, open_blocks, window_bytes, compact, threads, row_ids)
+        return ParquetSession(self, pieces, open_blocks, compact, threads, row_ids)
 
     @cached_property
     def first_ids(self) -> Int64s:
@@ -225,7 +214,7 @@ class ParquetSource:
                 chunk = chunks.column(leaf)
                 rows = max(chunks.num_rows, 1)
                 nbytes = chunk.total_uncompressed_size
-                page = min(nbytes * _PAGE_ROWS / rows, _PAGE_BYTES, nbytes)
+                page = min(nbytes * PAGE_ROWS / rows, PAGE_BYTES, nbytes)
                 dictionary = 0.0
                 if chunk.has_dictionary_page and chunk.dictionary_page_offset:
                     part = (chunk.data_page_offset - chunk.dictionary_page_offset) / max(chunk.total_compressed_size, 1)
@@ -293,7 +282,6 @@ class ParquetSession:
         source: ParquetSource,
         pieces: Int64s | None,
         open_blocks: int,
-        window_bytes: int,
         compact: bool,
         threads: int,
         row_ids: bool,
@@ -308,7 +296,6 @@ class ParquetSession:
         self._remote = None if source.index.storage.is_local else RemoteBytes(source.index, source.decoder)
         self._compact = compact
         self._open_blocks = open_blocks
-        self._window_bytes = min(int(window_bytes / _WINDOW_FACTOR), _WINDOW_BYTES)
         self._cursor_freed = threading.Condition(self._lock)
         self._cursors: dict[int, Cursor] = {}
         """Cursors that no thread reads, the one that was read longest ago first."""
@@ -318,6 +305,9 @@ class ParquetSession:
         """Blocks that threads are about to read."""
         self._reading = 0
         """Cursors that threads read."""
+        self._at: dict[int, int] = {}
+        """For each remote block in pieces whose windows are held, the row up to which they were fetched."""
+        self._left_over = 0
         self._stopped = False
         held = zip(source.columns, source.decoder.held_types, strict=False)
         fields = [c.field.with_type(kind) for c, kind in held]
@@ -358,18 +348,30 @@ class ParquetSession:
             self._expected.add(block)
 
     def fetch_bytes(self, block: int, start: int, stop: int) -> int:
-        """Estimate the bytes of a remote file that are fetched for a span; none where windows move with its pieces."""
-        if self._remote is None or self._in_pieces(block):
+        """Estimate the bytes of a remote file that are fetched for a span."""
+        if self._remote is None:
             return 0
         groups, _ = self._groups_of_span(block, start, stop)
-        return int(self._index.group_disk_bytes[groups].sum() * self._source.disk_share) + 1
+        nbytes = float(self._index.group_disk_bytes[groups].sum()) * self._source.disk_share
+        if self._in_pieces(block):
+            nbytes *= (stop - start) / int(self._source.kept_rows[groups].sum())
+        return int(nbytes) + 1
 
     def fetch(self, block: int, start: int, stop: int) -> "Future[None]":
-        """Begin to fetch the column chunks of a span."""
+        """Begin to fetch the column chunks of a span, or of a block in pieces what comes next of them."""
         assert self._remote is not None
-        groups, _ = self._groups_of_span(block, start, stop)
-        file, numbers = self._place(groups)
-        return self._remote.start((block, start), file, numbers, self._source.describe(block))
+        what = self._source.describe(block)
+        if not self._in_pieces(block):
+            groups, _ = self._groups_of_span(block, start, stop)
+            return self._remote.start((block, start), *self._place(groups), what)
+        self.expect(block)
+        groups = self._source.groups_of(block)
+        # Begun in the midst of a block, its first rows are skipped piece by piece, and come so.
+        until = stop if block in self._at or not start else stop - start
+        self._at[block] = stop
+        rows = int(self._index.group_rows[groups].sum())
+        row = -(-until * rows // int(self._source.block_rows[block]))
+        return self._remote.start_rows(block, *self._place(groups), row, what)
 
     def _in_pieces(self, block: int) -> bool:
         return self._pieces is not None and bool(self._pieces[block] > 1)
@@ -411,10 +413,8 @@ class ParquetSession:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of remote files that are held for the blocks that are open."""
-        if self._remote is None:
-            return 0
-        return int((len(self._cursors) + self._reading) * _WINDOW_FACTOR * self._window_bytes)
+        """Bytes of remote files that are left over from what was fetched for pieces."""
+        return self._left_over
 
     def _read_piece(self, block: int, start: int, stop: int) -> list[pa.ChunkedArray]:
         source, index = self._source, self._index
@@ -440,6 +440,8 @@ class ParquetSession:
                 self._cursor_freed.notify_all()
             if not done and cursor is not None:
                 cursor.close()
+            if self._remote is not None:
+                self._left_over = self._remote.held_bytes
         if self._remote is None:
             part = (stop - begin) / int(source.block_rows[block])
             with self._lock:
@@ -471,18 +473,20 @@ class ParquetSession:
     def _new_cursor(self, block: int) -> Cursor:
         source = self._source
         file, row_groups = self._place(source.groups_of(block))
+        batch_rows = self._rows_at_once(block)
 
-        def opened(columns: Sequence[int]) -> AbstractContextManager[Any]:
+        def opened() -> AbstractContextManager[Any]:
             if self._remote is None:
                 return nullcontext(self._index.storage.full(self._index.files[file].path))
-            part = len(columns) / max(len(source.decoder.columns), 1)
-            return self._remote.windows(
-                file, row_groups, columns, int(self._window_bytes * part), source.describe(block)
-            )
+            return self._remote.windows(block, file, row_groups, batch_rows, source.describe(block)).opened()
+
+        def closed() -> None:
+            if self._remote is not None:
+                self._remote.forget(block)
+                self._at.pop(block, None)
 
         kept = source.kept if source.selection.by_rows else None
-        where = RowGroups(file, row_groups, self._index.footer(file), opened)
-        batch_rows = self._rows_at_once(block)
+        where = RowGroups(file, row_groups, self._index.footer(file), opened, closed)
         return Cursor(source.decoder, where, kept, batch_rows, self._compact, self._executor, self._parts)
 
     def _rows_at_once(self, block: int) -> int:

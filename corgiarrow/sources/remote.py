@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from corgiarrow.errors import ReadError
 from corgiarrow.index import BlockIndex, parse_footer, tail_range, whole_tail_range
 from corgiarrow.sources.decode import Decoder
-from corgiarrow.sources.ranges import FetchedRanges, MovingWindows
+from corgiarrow.sources.ranges import FetchedRanges, Windows
 from corgiarrow.storage import Ranges, Traffic, cut
 
 T = TypeVar("T")
@@ -41,6 +41,7 @@ class RemoteBytes:
         self._under_way: set[Future[Any]] = set()
         self._stopped = False
         self._fetched: dict[tuple[int, int], FetchedRanges] = {}
+        self._windows: dict[int, Windows] = {}
         self.traffic = Traffic()
         self.fetch_s = 0.0
         self.waited_s = 0.0
@@ -56,6 +57,7 @@ class RemoteBytes:
     def close(self) -> None:
         """Let go of what was fetched and not opened."""
         self._fetched.clear()
+        self._windows.clear()
 
     def start(self, key: tuple[int, int], file: int, row_groups: Sequence[int], what: str) -> "Future[None]":
         """Begin to fetch row groups of a file; :meth:`opened` gives them under the same key.
@@ -79,13 +81,54 @@ class RemoteBytes:
         """Return what was fetched under a key; it is fetched now where it was not."""
         return self._fetched.pop(key, None) or self._awaited(self._chunks(file, row_groups, what))
 
-    def windows(
-        self, file: int, row_groups: Sequence[int], columns: Sequence[int], window_bytes: int, what: str
-    ) -> MovingWindows:
-        """Return row groups to be read from their starts to their ends, of which only windows are held."""
-        chunks = self._decoder.chunk_ranges(file, self._index.footer(file), row_groups, columns)
-        size = self._index.files[file].size
-        return MovingWindows(chunks, lambda ranges: self._awaited(self._ranges(file, ranges, what)), size, window_bytes)
+    def start_rows(self, block: int, file: int, row_groups: Sequence[int], row: int, what: str) -> "Future[None]":
+        """Begin to fetch what reading all rows before `row` takes, of row groups that are read from their first row on.
+
+        Parameters
+        ----------
+        block
+            What tells them from others.
+        file, row_groups
+            Number of the file, and of the row groups in it.
+        row
+            A row, counted through the row groups.
+        what
+            Name of what is fetched, for errors.
+        """
+
+        async def advance() -> None:
+            footer = await self._footer(file, what)
+            windows = self._windows_of(block, file, row_groups, footer, row, what)
+            ranges = windows.missing(row)
+            windows.add(ranges, await self._ranges(file, ranges, what))
+
+        return self._begun(advance())
+
+    def windows(self, block: int, file: int, row_groups: Sequence[int], step_rows: int, what: str) -> Windows:
+        """Return the windows of row groups, with what was fetched ahead; see :meth:`start_rows`."""
+        return self._windows_of(block, file, row_groups, self._index.footer(file), step_rows, what)
+
+    def forget(self, block: int) -> None:
+        """Let go of the windows of row groups."""
+        self._windows.pop(block, None)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all windows."""
+        return sum(windows.held_bytes for windows in list(self._windows.values()))
+
+    def _windows_of(
+        self, block: int, file: int, row_groups: Sequence[int], footer: pq.FileMetaData, step_rows: int, what: str
+    ) -> Windows:
+        with self._lock:
+            if block not in self._windows:
+
+                def fetch(ranges: Ranges) -> list[bytes]:
+                    return self._awaited(self._ranges(file, ranges, what))
+
+                chunks = self._decoder.chunks(file, footer, row_groups)
+                self._windows[block] = Windows(chunks, self._index.files[file].size, fetch, step_rows)
+            return self._windows[block]
 
     def _begun(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         with self._lock:
