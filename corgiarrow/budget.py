@@ -149,8 +149,8 @@ def resolve(request: Request, sizes: Sizes, strategy: Strategy, streams: int) ->
         blocks = request.buffer_blocks or round((request.buffer_fraction or 0) * len(sizes.nbytes))
         option = f"{'buffer_blocks' if request.buffer_blocks else 'buffer_fraction'} of {blocks} blocks"
         fits = min(blocks // (1 if strategy.merges_all else streams), len(sizes.nbytes))
-        # Two blocks read ahead keep the disk busy also where a buffer merges one or two.
-        room = int((needed[fits - 1] + 2 * sizes.nbytes.max() + sizes.batch_bytes) / (1 - _ALLOCATOR_PART))
+        # Blocks read ahead keep the disk, or the line, busy also where a buffer merges one or two.
+        room = int((needed[fits - 1] + 4 * sizes.nbytes.max() + sizes.batch_bytes) / (1 - _ALLOCATOR_PART))
     asked = strategy.buffer_blocks(len(sizes.nbytes), max(fits, 1))
     if fits < asked:
         whole = int((needed[asked - 1] + sizes.batch_bytes) / (1 - _ALLOCATOR_PART)) + 1

@@ -116,7 +116,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("shuffle", ["none", "corgipile"])
 def test_pieces(large: Path, monkeypatch: pytest.MonkeyPatch, shuffle: str, workers: int) -> None:
-    monkeypatch.setattr("corgiarrow.sources.parquet._PAGE_BYTES", 4096)
+    monkeypatch.setattr("corgiarrow.sources.parquet.PAGE_BYTES", 4096)
     options = {"memory": "700 kB", "batch_size": 100, "shuffle": shuffle, "columns": ["id", "text"]}
     reader = ca.Reader(large, **options)
     assert reader.plan().pieces is not None

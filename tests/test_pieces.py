@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import corgiarrow as ca
 from corgiarrow import budget
-from corgiarrow.sources.ranges import MovingWindows
+from corgiarrow.sources.ranges import Chunk, Windows
 from corgiarrow.strategies import BY_NAME
 
 GROUP_ROWS = [4000, 4000, 17, 3000, 4000]
@@ -46,7 +46,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a cursor costs follows from the size of pages, which are small in these files."""
-    monkeypatch.setattr("corgiarrow.sources.parquet._PAGE_BYTES", 4096)
+    monkeypatch.setattr("corgiarrow.sources.parquet.PAGE_BYTES", 4096)
 
 
 @given(
@@ -181,17 +181,21 @@ def test_what_a_budget_promises(
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 200)), min_size=1, max_size=6),
-    st.integers(1, 300),
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 300), st.integers(0, 20)), min_size=1, max_size=6),
+    st.integers(1, 60),
+    st.booleans(),
     st.randoms(use_true_random=False),
 )
-def test_windows_give_each_chunk_from_start_to_end(
-    layout: list[tuple[int, int]], window_bytes: int, random: Random
+def test_windows_give_every_byte_of_chunks_side_by_side(
+    layout: list[tuple[int, int, int]], step_rows: int, ahead: bool, random: Random
 ) -> None:
-    chunks, at = [], 0
-    for hole, length in layout:
-        chunks.append((at + hole, at + hole + length))
-        at += hole + length
+    """Whatever is fetched ahead, every byte is fetched once, and read right."""
+    rows = 100
+    chunks, at = [], 4
+    for hole, length, dictionary in layout:
+        start = at + hole
+        chunks.append(Chunk(start, start + length, start + min(dictionary, length - 1), 0, rows))
+        at = start + length
     data = bytes(n % 251 for n in range(at + 8))
     calls = []
 
@@ -199,23 +203,31 @@ def test_windows_give_each_chunk_from_start_to_end(
         calls.append(ranges)
         return [data[a:b] for a, b in ranges]
 
-    file = MovingWindows(chunks, fetch, len(data), window_bytes)
-    places = [start for start, _ in chunks]
-    while open_chunks := [n for n, (_, stop) in enumerate(chunks) if places[n] < stop]:
-        n = random.choice(open_chunks)
-        stop = min(places[n] + random.randint(1, 40), chunks[n][1])
-        file.seek(places[n])
-        assert bytes(file.read(stop - places[n])) == data[places[n] : stop]
-        places[n] = stop
-    fetched = [r for ranges in calls for r in ranges]
-    assert sum(b - a for a, b in fetched) == sum(b - a for a, b in chunks), "every byte is fetched once"
-    with pytest.raises(ca.ReadError, match="no column chunk"):
-        file.seek(chunks[-1][1])
-        file.read(5)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("_READ_AHEAD_BYTES", 3), ("_LEAST_BYTES", 5), ("PAGE_ROWS", 7)):
+            patch.setattr(f"corgiarrow.sources.ranges.{name}", value)
+        windows = Windows(chunks, len(data), fetch, step_rows)
+        files = [windows.opened() for _ in chunks]
+        places = [chunk.start for chunk in chunks]
+        row = 0
+        while open_chunks := [n for n, chunk in enumerate(chunks) if places[n] < chunk.stop]:
+            if ahead and random.random() < 0.3:
+                row = min(row + step_rows, rows)
+                missing = windows.missing(row)
+                windows.add(missing, fetch(missing))
+            n = random.choice(open_chunks)
+            stop = min(places[n] + random.randint(1, 40), chunks[n].stop)
+            files[n].seek(places[n])
+            assert bytes(files[n].read(stop - places[n])) == data[places[n] : stop]
+            places[n] = stop
+        fetched = [r for ranges in calls for r in ranges]
+        assert sum(b - a for a, b in fetched) == sum(c.stop - c.start for c in chunks), "every byte is fetched once"
+        with pytest.raises(ca.ReadError, match="no column chunk"):
+            windows.between(chunks[-1].stop, chunks[-1].stop + 5)
 
 
 def test_a_remote_row_group_is_read_in_windows(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corgiarrow.sources.parquet._WINDOW_BYTES", 20_000)
+    monkeypatch.setattr("corgiarrow.sources.ranges._READ_AHEAD_BYTES", 100)
     memory = fsspec.filesystem("memory")
     memory.put(str(large), "/pieces", recursive=True)
     try:

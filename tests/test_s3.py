@@ -157,14 +157,13 @@ def test_no_server() -> None:
 def test_a_large_row_group_comes_in_pieces(
     server: Server, bucket: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("corgiarrow.sources.parquet._PAGE_BYTES", 16_384)
+    monkeypatch.setattr("corgiarrow.sources.parquet.PAGE_BYTES", 16_384)
     table = pa.table({"id": range(60_000), "text": [f"{n:050}" for n in range(60_000)]})
     options = {"use_dictionary": False, "data_page_size": 16_384, "compression": "none"}
     pq.write_table(table, tmp_path / "large.parquet", row_group_size=30_000, **options)
     client = server.client()
     client.put_object(Bucket="corgi", Key="large/x.parquet", Body=(tmp_path / "large.parquet").read_bytes())
     client.close()
-    monkeypatch.setattr("corgiarrow.sources.parquet._WINDOW_BYTES", 400_000)
     reader = ca.Reader("s3://corgi/large", memory="4 MB", storage_options=server.options)
     assert reader.plan().pieces is not None
     before = len(server.requests())

@@ -381,12 +381,14 @@ def _visible(path: str, root: str) -> bool:
 
 
 def _file_info(path: str, info: Mapping[str, Any], keys: Sequence[str] = _VERSION_KEYS) -> FileInfo:
-    version = next((f"{key}={_plain(info[key])}" for key in keys if info.get(key)), "")
+    version = next((f"{key}={_plain(key, info[key])}" for key in keys if info.get(key)), "")
     if info.get("size") is None:
         raise StorageError(f"{redact(path)}: the file system does not tell its size")
     return FileInfo(path, int(info["size"]), version)
 
 
-def _plain(version: Any) -> Any:
-    """Give a time of change in seconds, as some file systems tell it now so and now as a datetime."""
-    return version.timestamp() if isinstance(version, datetime) else version
+def _plain(key: str, version: Any) -> Any:
+    """Give a time of change in whole seconds: a listing may tell more of it than another answer, or as a datetime."""
+    if isinstance(version, datetime):
+        return int(version.timestamp())
+    return int(version) if isinstance(version, float) and key != "mtime" else version
