@@ -7,6 +7,9 @@ Run ``python benchmarks/remote.py`` (about 6 minutes; ``--only ranges`` for one 
   system, all at a time, followed by decoding the same bytes with as many threads. The first batch is compared with the
   time that its buffer's bytes take at that rate. Then 3 of 29 columns.
 - *start*: 4,000 objects indexed, against ``cat_ranges`` of the same ranges; and again, from the index in the cache.
+- *rivals*: an epoch of real tables and of the 1 GB, by the reader, by ``pq.read_row_group`` over ``s3fs.open`` as one
+  would write it at first, and by ``pyarrow.dataset`` on pyarrow's own S3 file system, in turn. Real tables:
+  ``--fashion FILE --flights FILE``, which are written anew in row groups of about 250 and 1,500 rows.
 """
 
 import argparse
@@ -18,6 +21,8 @@ from statistics import median
 from typing import Any
 
 import data
+import pyarrow.dataset as ds
+import pyarrow.fs
 import pyarrow.parquet as pq
 import s3fs
 from object_server import Server, serving
@@ -148,12 +153,79 @@ def start(folder: Path, rounds: int, at_once: int) -> dict[str, Any]:
             starts = [max(size - 64 * 1024, 0) for size in sizes]
             plain_s.append(timed(lambda s=starts: fs.cat_ranges(full, s, sizes, batch_size=at_once))[0])
             server.reset()
-            seconds, index = timed(lambda: ca.BlockIndex.build(url, storage_options=server.options))
+            seconds, index = timed(
+                lambda: ca.BlockIndex.build(url, storage_options=server.options, index_cache=False)
+            )
             index_s.append(seconds)
+        asked = server.requests()
+        server.reset()
+        ca.BlockIndex.build(url, storage_options=server.options)  # It is kept now.
+        server.reset()
+        kept_s = [timed(lambda: ca.BlockIndex.build(url, storage_options=server.options))[0] for _ in range(rounds)]
+        out["from the kept index: s"] = median(kept_s)
+        out["from the kept index: requests"] = server.requests()
         out["index ÷ cat_ranges"] = median(b / a for a, b in zip(plain_s[1:], index_s[1:], strict=True))
+        out["requests at start"] = asked
         out["index: s"], out["cat_ranges: s"] = median(index_s[1:]), median(plain_s[1:])
-        out["requests at start"] = server.requests()
         out["files"] = len(index.files)
+    return out
+
+
+def naive(server: Server, key: str) -> int:
+    """Read row group by row group through an open file, with s3fs's own settings."""
+    fs = s3fs.S3FileSystem(**server.options, skip_instance_cache=True)
+    with fs.open(key, "rb") as opened_file:
+        file = pq.ParquetFile(opened_file)
+        return sum(file.read_row_group(group).num_rows for group in range(file.num_row_groups))
+
+
+def dataset(server: Server, key: str) -> int:
+    """Read by pyarrow alone."""
+    address = server.endpoint.removeprefix("http://")
+    fs = pyarrow.fs.S3FileSystem(
+        access_key="testing", secret_key="testing", endpoint_override=address, scheme="http", region="us-east-1"
+    )
+    return sum(batch.num_rows for batch in ds.dataset(key, filesystem=fs, format="parquet").to_batches())
+
+
+def rewritten(source: Path, folder: Path, row_group: int) -> Path:
+    """Return a copy of a table in other row groups."""
+
+    def write(beside: Path) -> None:
+        pq.write_table(pq.read_table(source), beside, row_group_size=row_group, compression="zstd")
+
+    return data.made_once(folder / f"{source.stem}-{row_group}.parquet", write)
+
+
+def rivals(folder: Path, rounds: int, threads: int, tables: list[Path]) -> dict[str, Any]:
+    """Compare an epoch with other ways of reading the same objects."""
+    out: dict[str, Any] = {}
+    for path in tables:
+        path.read_bytes()  # Into the page cache.
+        key = f"bucket/{path.name}"
+        with serving(folder, latency=LATENCY_S, rate=RATE) as server:
+            index = ca.BlockIndex.build(f"s3://{key}", storage_options=server.options)
+
+            def epoch(shuffle: str, index: ca.BlockIndex = index) -> int:
+                with ca.Reader(index, batch_size=1024, shuffle=shuffle, threads=threads) as reader:
+                    return sum(batch.num_rows for batch in reader)
+
+            ways = {
+                "corgipile": lambda: epoch("corgipile"),
+                "none": lambda: epoch("none"),
+                "pq.read_row_group over s3fs.open": lambda s=server, k=key: naive(s, k),
+                "pyarrow.dataset": lambda s=server, k=key: dataset(s, k),
+            }
+            taken: dict[str, list[float]] = {name: [] for name in ways}
+            for _ in range(rounds + 1):
+                for name, way in ways.items():
+                    seconds, rows = timed(way)
+                    assert rows == index.num_rows
+                    taken[name].append(seconds)
+            for name, runs in taken.items():
+                out[f"{path.name}: {name}: s, rows/s"] = (
+                    round(median(runs[1:]), 2), round(index.num_rows / median(runs[1:]))
+                )
     return out
 
 
@@ -163,7 +235,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", choices=["ranges", "start"])
+    parser.add_argument("--only", choices=["ranges", "start", "rivals"])
+    parser.add_argument("--fashion", type=Path)
+    parser.add_argument("--flights", type=Path)
     asked = parser.parse_args()
     folder = asked.data / "remote"
     (folder / "bucket").mkdir(parents=True, exist_ok=True)
@@ -172,6 +246,13 @@ def main() -> None:
             print(name, value)
     if asked.only in (None, "start"):
         for name, value in start(folder, asked.rounds, 64).items():
+            print(name, value)
+    if asked.only in (None, "rivals"):
+        bucket = folder / "bucket"
+        tables = [data.floats(bucket, GROUPS * GROUP_ROWS, 28, GROUP_ROWS, use_dictionary=False)]
+        tables += [rewritten(asked.fashion, bucket, 250)] if asked.fashion else []
+        tables += [rewritten(asked.flights, bucket, 1500)] if asked.flights else []
+        for name, value in rivals(folder, asked.rounds, asked.threads, tables).items():
             print(name, value)
 
 

@@ -3,15 +3,10 @@
 import hashlib
 import os
 import pickle
-import struct
-import threading
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -22,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 
+from corgiarrow import index_cache
 from corgiarrow.errors import (
     IndexFormatError,
     NotParquetError,
@@ -29,6 +25,7 @@ from corgiarrow.errors import (
     SchemaMismatchError,
     SourceChangedError,
 )
+from corgiarrow.footers import FooterCache, open_parquet, read_footer, read_footers
 from corgiarrow.partitions import path_columns, path_values
 from corgiarrow.schemas import (
     Column,
@@ -41,7 +38,17 @@ from corgiarrow.schemas import (
     unify,
     without_metadata,
 )
-from corgiarrow.storage import AccessOptions, FileInfo, Storage, as_ours, find_files, open_access, redact, write_atomic
+from corgiarrow.storage import (
+    AccessOptions,
+    FileInfo,
+    Storage,
+    find_files,
+    open_access,
+    read_whole,
+    without_secrets,
+    write_atomic,
+    write_whole,
+)
 
 DEFAULT_BLOCK_BYTES = 4 * 2**20
 """Bytes on disk towards which small row groups are merged; chosen by ``benchmarks/block_bytes.py``."""
@@ -50,16 +57,6 @@ MIN_BLOCKS = 1000
 """Row groups are only merged while at least so many blocks remain, since fewer blocks mix worse."""
 
 _FORMAT = 2
-_TAIL_BYTES = 64 * 1024
-_FOOTER_CACHE_BYTES = 256 * 2**20
-_LOCAL_FOOTER_THREADS = 4
-"""A disk's wait is short: more threads would get in each other's way."""
-_FOOTERS_AHEAD = 256
-"""Footers of remote files that are asked for ahead of the one that is parsed: it bounds what is held unparsed."""
-_END_BYTES = 8
-"""A file ends with the length of its footer, and a magic word."""
-_SIGNATURE_BYTES = 28
-"""A footer in plain text that names encrypted columns is signed: a nonce of 12 bytes, a tag of 16."""
 _SAMPLED_FILES = 16
 _DICTIONARY_INDEX_BYTES = 4
 """Plain text takes at least 4 bytes a value, its length; a number of a dictionary takes less than that."""
@@ -119,7 +116,7 @@ class BlockIndex:
     left_out: tuple[tuple[str, str], ...] = field(repr=False, default=())
     path_filter: str = field(repr=False, default="")
     kept_rows: dict[str, Int64s] = field(repr=False, compare=False, default_factory=dict)
-    footers: "FooterCache" = field(default_factory=lambda: FooterCache(), repr=False, compare=False)
+    footers: FooterCache = field(default_factory=FooterCache, repr=False, compare=False)
 
     @classmethod
     def build(
@@ -163,7 +160,28 @@ class BlockIndex:
         in_paths = path_columns([f.path for f in files])
         if filter is not None and len(in_paths):
             files = _possible(storage, files, in_paths, filter)
-        found = list(_footers_or_errors(storage, files, on_error))
+        path_filter = "" if filter is None or not len(in_paths) else filter_key(filter)
+        key = "" if not access.get("index_cache", True) else index_cache.key_of(
+            storage, files, (_FORMAT, path_filter, on_error, "" if schema is None else _text_of(schema))
+        )
+        if key and (kept := index_cache.get(key, lambda path: cls._loaded(path, storage=storage))) is not None:
+            return kept
+        index = cls._built(storage, files, in_paths, schema, on_error, path_filter)
+        if key:
+            index_cache.put(key, index.save)
+        return index
+
+    @classmethod
+    def _built(
+        cls,
+        storage: Storage,
+        files: Sequence[FileInfo],
+        in_paths: pa.Schema,
+        schema: SchemaRequest | None,
+        on_error: str,
+        path_filter: str,
+    ) -> "BlockIndex":
+        found = list(read_footers(storage, files, on_error))
         left_out = tuple((f.path, str(e)) for f, e in zip(files, found, strict=True) if isinstance(e, NotParquetError))
         kept = [(f, x) for f, x in zip(files, found, strict=True) if not isinstance(x, NotParquetError)]
         if not kept:
@@ -208,7 +226,7 @@ class BlockIndex:
             disk_share=_disk_share(unified, [(footers[f], spots[file_layout[f]]) for f in sampled]),
             dictionaries=_dictionaries(unified, [(footers[f], spots[file_layout[f]]) for f in sampled]),
             left_out=left_out,
-            path_filter="" if filter is None or not len(in_paths) else filter_key(filter),
+            path_filter=path_filter,
         )
         index._check_paths(footers)
         for number, footer in enumerate(footers):
@@ -368,8 +386,16 @@ class BlockIndex:
                 f"{found.version}): build the index again"
             )
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Save the index to one local file (Arrow IPC), whole or not at all. No credential is saved."""
+    def save(self, path: str | os.PathLike[str], **access: Unpack[AccessOptions]) -> None:
+        """Save the index to one file (Arrow IPC), whole or not at all. No credential is saved.
+
+        Parameters
+        ----------
+        path
+            A local path, or a URL: beside the data with a name that begins with ``_``, which readers skip.
+        **access
+            How to reach the URL, see :class:`corgiarrow.storage.AccessOptions`.
+        """
         table = pa.table(
             {
                 "path": [[f.path for f in self.files]],
@@ -396,16 +422,19 @@ class BlockIndex:
                 ),
                 "layout_paths": pa.array([[x.paths for x in self.layouts]], pa.list_(pa.list_(pa.string()))),
                 "schema": pa.array([self.schema.serialize().to_pybytes()], pa.binary()),
-                "url": [redact(self.storage.url)],
-                "root": [redact(self.storage.root)],
+                "url": [without_secrets(self.storage.url)],
+                "root": [without_secrets(self.storage.root)],
             }
         ).replace_schema_metadata({"corgiarrow": f"block index {_FORMAT}"})
 
-        def write(beside: Path) -> None:
-            with pa.OSFile(str(beside), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-                writer.write_table(table)
-
-        write_atomic(path, write)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        content = sink.getvalue().to_pybytes()
+        if _is_url(path):
+            write_whole(str(path), content, access)
+        else:
+            write_atomic(path, lambda beside: beside.write_bytes(content))
 
     @classmethod
     def load(
@@ -418,18 +447,25 @@ class BlockIndex:
         Parameters
         ----------
         path
-            The local file.
+            The file, a local path or a URL.
         **access
-            How to reach the indexed files, see :class:`corgiarrow.storage.AccessOptions`.
+            How to reach the indexed files, and that URL, see :class:`corgiarrow.storage.AccessOptions`.
 
         Raises
         ------
         IndexFormatError
             `path` is not a saved index of this version.
         """
+        return cls._loaded(path, access)
+
+    @classmethod
+    def _loaded(
+        cls, path: str | os.PathLike[str], access: AccessOptions | None = None, storage: Storage | None = None
+    ) -> "BlockIndex":
+        """Load a saved index of files on a storage, or where the index says, reached by some keywords."""
         try:
-            with pa.OSFile(os.fspath(path), "rb") as source:
-                table = pa.ipc.open_file(source).read_all()
+            content = read_whole(str(path), access or {}) if _is_url(path) else Path(path).read_bytes()
+            table = pa.ipc.open_file(content).read_all()
         except FileNotFoundError:
             raise IndexFormatError(f"{path}: no such file; save an index there first") from None
         except (pa.ArrowException, OSError) as error:
@@ -448,9 +484,11 @@ class BlockIndex:
         schema = pa.ipc.read_schema(pa.py_buffer(row.column("schema")[0].as_py()))
         files = zip(*(row.column(name)[0].as_py() for name in ("path", "size", "version")), strict=True)
         layouts = zip(*(row.column(name)[0].as_py() for name in ("layout_schemas", "layout_paths")), strict=True)
-        reached, cache = open_access(row["url"][0].as_py(), access)
+        if storage is None:
+            reached, cache = open_access(row["url"][0].as_py(), access or {})
+            storage = Storage(reached, row["root"][0].as_py(), cache)
         return cls(
-            storage=Storage(reached, row["root"][0].as_py(), cache),
+            storage=storage,
             schema=schema,
             files=tuple(FileInfo(*file) for file in files),
             layouts=tuple(FileLayout(pa.ipc.read_schema(pa.py_buffer(x)), tuple(paths)) for x, paths in layouts),
@@ -468,117 +506,18 @@ class BlockIndex:
         )
 
 
-class FooterCache:
-    """Parsed footers by file number, bounded, safe for threads; empty in another process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._footers: OrderedDict[int, pq.FileMetaData] = OrderedDict()
-        self._bytes = 0
-
-    def __reduce__(self) -> tuple[type["FooterCache"], tuple[()]]:
-        return FooterCache, ()
-
-    def get(self, file: int) -> pq.FileMetaData | None:
-        """Return the footer of file number `file` when it is held."""
-        with self._lock:
-            if file in self._footers:
-                self._footers.move_to_end(file)
-            return self._footers.get(file)
-
-    def put(self, file: int, footer: pq.FileMetaData) -> None:
-        """Hold a footer; those used longest ago make room."""
-        with self._lock:
-            if file not in self._footers:
-                self._footers[file] = footer
-                self._bytes += _parsed_bytes(footer)
-            while self._bytes > _FOOTER_CACHE_BYTES and len(self._footers) > 1:
-                self._bytes -= _parsed_bytes(self._footers.popitem(last=False)[1])
-
-
-def read_footer(storage: Storage, file: FileInfo) -> pq.FileMetaData:
-    """Read and parse one footer.
-
-    Raises
-    ------
-    NotParquetError
-        The file is not Parquet, is cut, or its footer is encrypted or damaged.
-    """
-    tail = _read_tail(storage, file, tail_range(file))
-    if (larger := whole_tail_range(file, tail)) is not None:
-        tail = _read_tail(storage, file, larger)
-    return parse_footer(storage, file, tail)
-
-
-def tail_range(file: FileInfo) -> tuple[int, int]:
-    """Return the byte range in which a file's footer is looked for."""
-    return max(file.size - _TAIL_BYTES, 0), file.size
-
-
-def whole_tail_range(file: FileInfo, tail: bytes) -> tuple[int, int] | None:
-    """Return where a footer lies that is larger than what was read of the file's end; None where it is not."""
-    needed = _footer_length(tail) + _END_BYTES
-    return (file.size - needed, file.size) if tail[-4:] == b"PAR1" and len(tail) < needed <= file.size else None
-
-
-def parse_footer(storage: Storage, file: FileInfo, tail: bytes) -> pq.FileMetaData:
-    """Parse a footer, given the last bytes of its file.
-
-    Raises
-    ------
-    NotParquetError
-        As :func:`read_footer`.
-    """
-    try:
-        footer = pq.read_metadata(pa.BufferReader(tail))
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise NotParquetError(
-            f"{storage.shown(file.path)} ({file.size} bytes) is not a readable Parquet file: {redact(str(error))}"
-        ) from None
-    if _footer_length(tail) == footer.serialized_size + _SIGNATURE_BYTES:
-        # Arrow ends the process when it is asked about a column whose key it has not.
-        raise NotParquetError(f"{storage.shown(file.path)} has encrypted columns, which corgiarrow does not read")
-    return footer
-
-
-def _read_tail(storage: Storage, file: FileInfo, where: tuple[int, int]) -> bytes:
-    if not storage.is_local:
-        return storage.fetch(file, [where])[0] if file.size else b""
-    try:
-        with Path(storage.full(file.path)).open("rb", buffering=0) as opened:
-            opened.seek(where[0])
-            return opened.read()
-    except OSError as error:
-        failed = as_ours(error, storage.shown(file.path))
-    raise failed
-
-
-def _footer_length(tail: bytes) -> int:
-    """Bytes of a footer, as a file's last 8 bytes say."""
-    return int(struct.unpack("<I", tail[-8:-4])[0]) if len(tail) >= _END_BYTES else 0
-
-
-def open_parquet(
-    origin: Any, footer: pq.FileMetaData, *, dictionaries: Sequence[str] = (), buffer_size: int = 0
-) -> pq.ParquetFile:
-    """Open a file whose footer is known, with the options on which the dataset's types depend.
-
-    Old INT96 timestamps come in microseconds, since nanoseconds wrap silently outside of the years 1678 to 2262.
-    """
-    return pq.ParquetFile(
-        origin,
-        metadata=footer,
-        read_dictionary=list(dictionaries),
-        pre_buffer=False,
-        buffer_size=buffer_size,
-        coerce_int96_timestamp_unit="us",
-        page_checksum_verification=True,
-    )
-
-
 def filter_key(filter: pc.Expression) -> str:
     """Return 16 hex digits that tell a filter from others."""
     return hashlib.sha256(pickle.dumps(filter)).hexdigest()[:16]
+
+
+def _is_url(path: str | os.PathLike[str]) -> bool:
+    return isinstance(path, str) and "://" in path
+
+
+def _text_of(request: SchemaRequest) -> str:
+    fields = request if isinstance(request, pa.Schema) else [pa.field(*item) for item in request.items()]
+    return "\n".join(str(field) for field in fields)
 
 
 def check_on_error(on_error: str) -> str:
@@ -637,38 +576,6 @@ def _possible(
         fragments.append(form.make_fragment(f"{number}/{place}", nowhere, partition_expression=known_here))
     possible = ds.FileSystemDataset(fragments, schema, form, nowhere).get_fragments(filter)
     return [files[int(f.path.rpartition("/")[2])] for f in possible] or [files[0]]
-
-
-def _footers_or_errors(
-    storage: Storage, files: Sequence[FileInfo], on_error: str
-) -> Iterator["pq.FileMetaData | NotParquetError"]:
-    """Read the footers of all files in their order, many at a time."""
-
-    def kept(read: Callable[[], pq.FileMetaData]) -> "pq.FileMetaData | NotParquetError":
-        try:
-            return read()
-        except NotParquetError as error:
-            if on_error == "raise":
-                raise
-            return error
-
-    if storage.is_local:
-        with ThreadPoolExecutor(_LOCAL_FOOTER_THREADS) as executor:
-            yield from executor.map(lambda file: kept(lambda: read_footer(storage, file)), files)
-        return
-    under_way: deque[Future[list[bytes]]] = deque()
-    following = iter(files)
-    try:
-        for file in files:
-            for ahead in islice(following, _FOOTERS_AHEAD - len(under_way)):
-                under_way.append(storage.start_fetch(ahead, [tail_range(ahead)] if ahead.size else []))
-            tail = b"".join(under_way.popleft().result())
-            if (larger := whole_tail_range(file, tail)) is not None:
-                tail = _read_tail(storage, file, larger)
-            yield kept(lambda file=file, tail=tail: parse_footer(storage, file, tail))  # type: ignore[misc]
-    finally:
-        for future in under_way:
-            future.cancel()
 
 
 def _layouts(
@@ -774,10 +681,6 @@ def _repeats(chunk: pq.ColumnChunkMetaData) -> bool:
     indices = chunk.total_compressed_size - (chunk.data_page_offset - chunk.dictionary_page_offset)
     part = indices / max(chunk.total_compressed_size, 1)
     return bool(chunk.total_uncompressed_size * part < _DICTIONARY_INDEX_BYTES * chunk.num_values + 64)
-
-
-def _parsed_bytes(footer: pq.FileMetaData) -> int:
-    return 500 * int(footer.num_row_groups) * int(footer.num_columns) + 1000
 
 
 def _one_map(values: dict[str, Any], kind: pa.DataType) -> pa.MapArray:

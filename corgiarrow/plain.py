@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from corgiarrow.errors import ReadError, StorageError
-from corgiarrow.index import BlockIndex, open_parquet
+from corgiarrow.footers import open_parquet
+from corgiarrow.index import BlockIndex
 from corgiarrow.storage import redact
 
 

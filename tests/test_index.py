@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import corgiarrow as ca
-from corgiarrow.index import MIN_BLOCKS, FooterCache
+from corgiarrow.footers import FooterCache
+from corgiarrow.index import MIN_BLOCKS
 from corgiarrow.schemas import Column, FileLayout, fixed_bytes
 from corgiarrow.storage import FileInfo, Storage
 
@@ -154,7 +155,7 @@ def test_footers_are_parsed_once(ragged: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_footer_cache_is_bounded(ragged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corgiarrow.index._FOOTER_CACHE_BYTES", 1)
+    monkeypatch.setattr("corgiarrow.footers._FOOTER_CACHE_BYTES", 1)
     cache = FooterCache()
     footer = pq.read_metadata(ragged / "part-000.parquet")
     cache.put(0, footer)

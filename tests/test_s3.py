@@ -169,3 +169,49 @@ def test_a_large_row_group_comes_in_pieces(
     before = len(server.requests())
     assert sorted(i for batch in ids_of(iter(reader)) for i in batch) == list(range(60_000))
     assert len(server.requests()) - before < 60, "pages are not asked for one by one"
+
+
+def test_an_index_is_saved_beside_the_data(server: Server, bucket: tuple[str, Path]) -> None:
+    url, _ = bucket
+    place = f"{url}/_corgiarrow.index"
+    built = ca.BlockIndex.build(url, storage_options=server.options)
+    built.save(place, storage_options=server.options)
+    loaded = ca.BlockIndex.load(place, storage_options=server.options)
+    assert (loaded.files, loaded.fingerprint) == (built.files, built.fingerprint)
+    assert sum(b.num_rows for b in ca.Reader(loaded)) == RAGGED_ROWS
+    again = ca.BlockIndex.build(url, storage_options=server.options, index_cache=False)
+    assert again.files == built.files, "what begins with _ is skipped"
+    with pytest.raises(ca.IndexFormatError, match="no such file"):
+        ca.BlockIndex.load(f"{url}/_other.index", storage_options=server.options)
+
+
+def test_an_index_is_kept_until_an_object_changes(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = write_dataset(tmp_path / "kept", [[20], [30]])
+    client = server.client()
+    client.create_bucket(Bucket="kept")
+    for file in folder.iterdir():
+        client.put_object(Bucket="kept", Key=file.name, Body=file.read_bytes())
+
+    def footers_read(**options: object) -> int:
+        before = len(server.requests())
+        index = ca.BlockIndex.build("s3://kept", storage_options=server.options, **options)
+        assert index.num_rows == sum(pq.read_metadata(f).num_rows for f in folder.iterdir())
+        return sum(".parquet" in r for r in server.requests()[before:])
+
+    assert footers_read() == 2
+    assert footers_read() == 0
+    assert footers_read(schema={"label": pa.int64()}) == 2, "another request, another index"
+    assert footers_read(index_cache=False) == 2
+    assert b"HUSHSECRET" not in b"".join(p.read_bytes() for p in (tmp_path / "cache" / "corgiarrow").iterdir())
+    write_dataset(folder, [[20], [31]])
+    client.put_object(Bucket="kept", Key="part-001.parquet", Body=(folder / "part-001.parquet").read_bytes())
+    client.close()
+    assert footers_read() == 2
+    (tmp_path / "cache" / "corgiarrow").chmod(0o500)
+    for path in (tmp_path / "cache" / "corgiarrow").glob("*.index"):
+        path.write_bytes(b"damaged")
+    assert footers_read() == 2
+    assert sum(b.num_rows for b in ca.Reader("s3://kept", storage_options=server.options)) == 51

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from corgiarrow.errors import CorgiArrowError, ReadError
-from corgiarrow.index import Int64s, open_parquet
+from corgiarrow.footers import open_parquet
+from corgiarrow.index import Int64s
 from corgiarrow.sources.decode import Decoder, rows_of
 
 _BUFFER_BYTES = 64 * 1024

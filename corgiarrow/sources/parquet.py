@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from corgiarrow.errors import CorgiArrowError, ReadError, tells_of_broken_data
-from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex, Int64s, open_parquet
+from corgiarrow.footers import open_parquet
+from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex, Int64s
 from corgiarrow.sources.cursors import Cursor, RowGroups
 from corgiarrow.sources.decode import Decoder, rows_of
 from corgiarrow.sources.ranges import PAGE_BYTES, PAGE_ROWS, FetchedRanges

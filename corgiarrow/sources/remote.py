@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import pyarrow.parquet as pq
 
 from corgiarrow.errors import ReadError
-from corgiarrow.index import BlockIndex, parse_footer, tail_range, whole_tail_range
+from corgiarrow.footers import parse_footer, tail_range, whole_tail_range
+from corgiarrow.index import BlockIndex
 from corgiarrow.sources.decode import Decoder
 from corgiarrow.sources.ranges import FetchedRanges, Windows
 from corgiarrow.storage import Ranges, Traffic, cut

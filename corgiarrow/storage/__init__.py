@@ -1,13 +1,14 @@
 """From URLs to a file system and its files: listing, byte ranges through faults, a local cache, and no secret told."""
 
 from corgiarrow.storage.access import AccessOptions, StorageOptions
-from corgiarrow.storage.faults import as_ours
+from corgiarrow.storage.faults import LOG, as_ours
 from corgiarrow.storage.fetching import FileInfo, Ranges, Traffic, cut
-from corgiarrow.storage.files import PARQUET_SUFFIXES, Storage, find_files, open_access
-from corgiarrow.storage.redaction import redact, redact_message
+from corgiarrow.storage.files import PARQUET_SUFFIXES, Storage, find_files, open_access, read_whole, write_whole
+from corgiarrow.storage.redaction import redact, redact_message, without_secrets
 from corgiarrow.storage.writing import write_atomic
 
 __all__ = [
+    "LOG",
     "PARQUET_SUFFIXES",
     "AccessOptions",
     "FileInfo",
@@ -19,7 +20,10 @@ __all__ = [
     "cut",
     "find_files",
     "open_access",
+    "read_whole",
     "redact",
     "redact_message",
+    "without_secrets",
     "write_atomic",
+    "write_whole",
 ]

@@ -36,6 +36,8 @@ class AccessOptions(TypedDict, total=False):
         Bytes that `cache` may hold, a number or a string such as ``"200 GiB"``.
     timeout
         Seconds in which the bytes of a block must have come from a remote storage, all tries together.
+    index_cache
+        Whether what the footers of remote files say is kept in the user's cache folder, until they change; True.
     """
 
     storage_options: "StorageOptions | Callable[[], StorageOptions] | None"
@@ -43,6 +45,7 @@ class AccessOptions(TypedDict, total=False):
     cache: str | os.PathLike[str] | None
     cache_bytes: int | str
     timeout: float
+    index_cache: bool
 
 
 class Access:

@@ -31,6 +31,9 @@ _TRY_PART = 1 / 20
 _SLOWEST = 2**18
 """Bytes a second: a first try that is slower is broken off; each further one may take twice as long."""
 
+CONTENT_KEYS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5")
+"""How file systems name what changes with a file's content."""
+
 T = TypeVar("T")
 Ranges = Sequence[tuple[int, int]]
 
@@ -53,6 +56,11 @@ class FileInfo:
     path: str
     size: int
     version: str
+
+    @property
+    def tells_content(self) -> bool:
+        """Whether the version stands for what is in the file: a time of change may stand for two of one second."""
+        return self.version.partition("=")[0] in CONTENT_KEYS
 
     @property
     def etag(self) -> str:
@@ -164,7 +172,7 @@ class Fetcher:
     async def _range(
         self, full: str, file: FileInfo, start: int, stop: int, what: str, deadline: _Deadline, traffic: Traffic
     ) -> bytes:
-        if self._cache is not None and file.version:
+        if self._cache is not None and file.tells_content:
             key = f"{self._access.place}\0{redact(full)}\0{file.version}\0{file.size}\0{start}\0{stop}"
             kept: bytes | None = await self._loop.run_in_executor(None, self._cache.get, key, stop - start)
             if kept is not None:
@@ -176,7 +184,7 @@ class Fetcher:
                 await places.enter_async_context(self._large_places)
             data = await self._through_faults(full, file, start, stop, what, deadline.left(), traffic)
         traffic.fetched_bytes += len(data)
-        if self._cache is not None and file.version:
+        if self._cache is not None and file.tells_content:
             await self._loop.run_in_executor(None, self._cache.put, key, data)
         return data
 

@@ -17,13 +17,13 @@ from corgiarrow.errors import NoFilesError, OptionError, StorageError
 from corgiarrow.storage.access import REQUESTS, Access, AccessOptions, has_scheme, is_async, is_local, located
 from corgiarrow.storage.cache import DEFAULT_CACHE_BYTES, RangeCache
 from corgiarrow.storage.faults import ATTEMPTS, FIRST_ATTEMPTS, Fault, Tries, as_ours, fault_of
-from corgiarrow.storage.fetching import Fetcher, FileInfo, Ranges, Traffic
+from corgiarrow.storage.fetching import CONTENT_KEYS, Fetcher, FileInfo, Ranges, Traffic
 from corgiarrow.storage.redaction import redact, redact_message
 
 PARQUET_SUFFIXES = (".parquet", ".parq", ".pq")
 """Names that count as Parquet when a folder is searched."""
 
-_VERSION_KEYS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5", "mtime", "LastModified", "last_modified", "created")
+_VERSION_KEYS = (*CONTENT_KEYS, "mtime", "LastModified", "last_modified", "created")
 _MAGIC = re.compile(r"[*?\[]")
 
 T = TypeVar("T")
@@ -265,6 +265,7 @@ def open_access(url: str, options: AccessOptions) -> tuple[Access, RangeCache | 
     if unknown:
         raise TypeError(f"unexpected keywords {unknown}")
     folder, limit = given.pop("cache", None), given.pop("cache_bytes", None)
+    given.pop("index_cache", None)  # For whoever builds one.
     if limit is not None and folder is None:
         raise OptionError(f"cache_bytes={limit!r} goes with cache=, a folder on a local disk")
     filesystem = given.get("filesystem")
@@ -273,6 +274,30 @@ def open_access(url: str, options: AccessOptions) -> tuple[Access, RangeCache | 
         url = str(filesystem.unstrip_protocol(filesystem._strip_protocol(url)))
     cache = None if folder is None else RangeCache(folder, DEFAULT_CACHE_BYTES if limit is None else limit)
     return Access(url, **given), cache
+
+
+def read_whole(url: str, options: AccessOptions) -> bytes:
+    """Return what one remote file holds.
+
+    Raises
+    ------
+    NoFilesError, AccessDeniedError, StorageError
+        It is not there, or cannot be read.
+    """
+    access, _ = open_access(url, options)
+    return _tried(access, lambda fs: bytes(fs.cat_file(fs._strip_protocol(url))), redact(url), FIRST_ATTEMPTS)
+
+
+def write_whole(url: str, data: bytes, options: AccessOptions) -> None:
+    """Write one remote file; object stores show it when it is whole.
+
+    Raises
+    ------
+    AccessDeniedError, StorageError
+        It cannot be written.
+    """
+    access, _ = open_access(url, options)
+    _tried(access, lambda fs: fs.pipe_file(fs._strip_protocol(url), data), redact(url), FIRST_ATTEMPTS)
 
 
 def _paths(access: Access, urls: Sequence[str], options: AccessOptions) -> list[str]:

@@ -22,6 +22,11 @@ def redact(text: str) -> str:
     return re.sub(r"\?\S*=\S*", "?***", text)
 
 
+def without_secrets(url: str) -> str:
+    """Return a URL that can be opened by whoever has the right, and holds none: without user, password and query."""
+    return re.sub(r"\?\S*=\S*", "", re.sub(r"(\w://)[^/@\s]*@", r"\1", url))
+
+
 def redact_message(text: str, secrets: Iterable[str] = ()) -> str:
     """Return the text of somebody else's error without what may be secret in it.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def write_atomic(path: str | os.PathLike[str], write: Callable[[Path], None]) -> None:
+def write_atomic(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
     """Write a local file, or folder of files, so that it is whole or not there: beside, flushed to disk, renamed."""
     target = Path(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
