@@ -519,8 +519,8 @@ class Pipeline:
         stream.fetches = True
         nbytes = int(work.span_bytes[span] * stream.inflation)
         booked = nbytes + fetched
-        if not self._has_room(stream, state, place, booked + stream.session.bytes_beside(block, nbytes)):
-            return None
+        if not self._has_room(stream, state, place, booked):
+            return None  # What decoding takes beside is booked when that begins: there are only so many threads.
         self._begin(stream, state, span, booked)
         state.fetching += 1
         return lambda: self._fetch(stream, state, span, booked)
