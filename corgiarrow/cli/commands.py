@@ -328,10 +328,12 @@ def bench(
     threads: opt.Threads = None,
     columns: opt.Columns = None,
     storage_options: opt.StorageOptions = None,
+    cache: opt.Cache = None,
+    cache_bytes: opt.CacheBytes = None,
     json: opt.Json = False,
 ) -> None:
     """Measure how fast batches come, beside a plain scan and beside random access."""
-    index = open_index(src, storage_options)
+    index = open_index(src, storage_options, cache=cache, cache_bytes=cache_bytes)
     found = bench_module.bench(
         index,
         strategies=opt.names(shuffle),

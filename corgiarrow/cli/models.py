@@ -77,6 +77,8 @@ def train(
     held_out: opt.HeldOut = None,
     held_out_by: opt.HeldOutBy = None,
     storage_options: opt.StorageOptions = None,
+    cache: opt.Cache = None,
+    cache_bytes: opt.CacheBytes = None,
     json: opt.Json = False,
 ) -> None:
     """Train a linear model on shuffled rows, and save it."""
@@ -90,13 +92,15 @@ def train(
         _refuse_inside(target, sources, "save-as")
     rows = batch_size or _BATCH_ROWS.get(chosen, _MINI_BATCH_ROWS)
     given = reader_options({**ctx.params, "columns": None, "batch_size": rows})
-    index = open_index(src, storage_options, **opt.selecting(given))
+    index = open_index(src, storage_options, cache=cache, cache_bytes=cache_bytes, **opt.selecting(given))
     features = names(columns) if columns else feature_names(index.schema, label)
     reader = Reader(index, **given | {"columns": list(dict.fromkeys([*features, label]))})
     scored = None
     options = reader_options({"where": where, "threads": threads, "memory": memory})
     if held_out_src:
-        scored = Reader(open_index(held_out_src, storage_options, **opt.selecting(options)), shuffle="none", **options)
+        selected = opt.selecting(options)
+        others = open_index(held_out_src, storage_options, cache=cache, cache_bytes=cache_bytes, **selected)
+        scored = Reader(others, shuffle="none", **options)
     elif parts is not None:
         scored = Reader(index, shuffle="none", split=parts.other, **options)
     left_out = [name for name in index.schema.names if name not in (*features, label)]
@@ -180,6 +184,8 @@ def predict(
     held_out: opt.HeldOut = None,
     held_out_by: opt.HeldOutBy = None,
     storage_options: opt.StorageOptions = None,
+    cache: opt.Cache = None,
+    cache_bytes: opt.CacheBytes = None,
     json: opt.Json = False,
 ) -> None:
     """Write a model's prediction for each row, in file order."""
@@ -187,7 +193,7 @@ def predict(
     _refuse_inside(target, src, "out")
     loaded = saved.load(saved.find(model))
     options = reader_options({**ctx.params, "columns": None})
-    index = open_index(src, storage_options, **opt.selecting(options))
+    index = open_index(src, storage_options, **opt.selecting(options), cache=cache, cache_bytes=cache_bytes)
     kept = names(keep or "")
     wanted = [*loaded.features, *kept, *([loaded.label] if loaded.label in index.schema.names else [])]
     columns, rows = list(dict.fromkeys(wanted)), rows_to_scan(len(loaded.scaling.mean))

@@ -12,6 +12,7 @@ from corgiarrow.errors import OptionError
 from corgiarrow.index import BlockIndex
 from corgiarrow.sources.selection import whole_files_filter
 from corgiarrow.split import Split
+from corgiarrow.storage import AccessOptions
 from corgiarrow.strategies import BY_NAME
 
 STRATEGY_NAMES = ", ".join(BY_NAME)
@@ -26,6 +27,8 @@ Columns = Annotated[str | None, typer.Option(metavar="A,B", help="Columns to rea
 StorageOptions = Annotated[
     str | None, typer.Option(metavar="JSON", help="""Options of the file system, such as '{"anon": true}'.""")
 ]
+Cache = Annotated[str | None, typer.Option(metavar="DIR", help="Keep fetched bytes of remote files in a local folder.")]
+CacheBytes = Annotated[str | None, typer.Option(metavar="BYTES", help="With --cache: how much it may hold; 32 GiB.")]
 BatchSize = Annotated[int, typer.Option(help="Rows of a batch.")]
 DropLast = Annotated[bool, typer.Option("--drop-last", help="Drop the rows past the last whole step.")]
 Shuffle = Annotated[str, typer.Option(metavar="NAME", help=f"Strategy: {STRATEGY_NAMES}.")]
@@ -118,6 +121,8 @@ def open_index(
     *,
     filter: pc.Expression | None = None,
     split: Split | None = None,
+    cache: str | None = None,
+    cache_bytes: str | None = None,
 ) -> BlockIndex:
     """Read the footers of `src`, for readers with this filter and split.
 
@@ -138,4 +143,9 @@ def open_index(
     if not isinstance(options, dict):
         raise OptionError("""--storage-options must be a JSON object such as '{"anon": true}'""")
     chosen = whole_files_filter(filter, split)
-    return BlockIndex.build(src, filter=chosen, on_error=on_error, storage_options=options)
+    access: AccessOptions = {"storage_options": options}
+    if cache is not None:
+        access["cache"] = cache
+    if cache_bytes is not None:
+        access["cache_bytes"] = cache_bytes
+    return BlockIndex.build(src, filter=chosen, on_error=on_error, **access)
