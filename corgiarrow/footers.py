@@ -19,8 +19,9 @@ _TAIL_BYTES = 64 * 1024
 _FOOTER_CACHE_BYTES = 256 * 2**20
 _LOCAL_FOOTER_THREADS = 4
 """A disk's wait is short: more threads would get in each other's way."""
-_FOOTERS_AHEAD = 256
-"""Footers of remote files that are asked for ahead of the one that is parsed: it bounds what is held unparsed."""
+_BATCH_FILES = 64
+_BATCHES_AHEAD = 4
+"""Footers of remote files are asked for in batches, some ahead of the one that is parsed: it bounds what is held."""
 _END_BYTES = 8
 """A file ends with the length of its footer, and a magic word."""
 _SIGNATURE_BYTES = 28
@@ -160,11 +161,14 @@ def read_footers(
         return
     under_way: deque[Future[list[bytes]]] = deque()
     following = iter(files)
+    tails: deque[bytes] = deque()
     try:
         for file in files:
-            for ahead in islice(following, _FOOTERS_AHEAD - len(under_way)):
-                under_way.append(storage.start_fetch(ahead, [tail_range(ahead)] if ahead.size else []))
-            tail = b"".join(under_way.popleft().result())
+            while len(under_way) < _BATCHES_AHEAD and (batch := list(islice(following, _BATCH_FILES))):
+                under_way.append(storage.start_fetch_each([(f, tail_range(f)) for f in batch]))
+            if not tails:
+                tails.extend(under_way.popleft().result())
+            tail = tails.popleft()
             if (larger := whole_tail_range(file, tail)) is not None:
                 tail = _read_tail(storage, file, larger)
             yield kept(lambda file=file, tail=tail: parse_footer(storage, file, tail))  # type: ignore[misc]

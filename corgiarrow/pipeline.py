@@ -154,7 +154,7 @@ class _StepState:
     to_load: deque[int]
     """Spans of which nothing is under way."""
     fetching: int = 0
-    fetched: deque[tuple[int, int]] = field(default_factory=deque)
+    fetched: list[tuple[int, int]] = field(default_factory=list)
     """Spans whose bytes have come, each with the bytes that are booked for it."""
     loading: int = 0
     failed: CorgiArrowError | None = None
@@ -529,13 +529,15 @@ class Pipeline:
         """Read what was fetched, or the next span of local bytes."""
         for state in stream.queue:
             if state.fetched and not state.failed:
-                span, booked = state.fetched[0]
-                beside = stream.session.bytes_beside(int(stream.work.block[span]), booked)
+                span, booked = min(state.fetched)  # In the order of need.
+                block = int(stream.work.block[span])
+                beside = stream.session.bytes_beside(block, booked)
                 # What is booked for later steps keeps no fetched block from being decoded: one goes on in any case.
                 alone = not any(s.loading or s.gathering for s in stream.queue)
                 if not alone and stream.used + stream.session.held_bytes + beside > self._stream_bytes:
                     return None
-                state.fetched.popleft()
+                state.fetched.remove((span, booked))
+                stream.session.expect(block)
                 return self._loading(stream, state, span, booked, beside)
         found = self._next_span(stream)
         if found is None:

@@ -304,6 +304,8 @@ class ParquetSession:
         """For each block in pieces that cannot be read to its end, the first row of a piece that failed, and why."""
         self._expected: set[int] = set()
         """Blocks that threads are about to read."""
+        self._ahead: set[int] = set()
+        """Blocks of which a piece is fetched that no thread has read yet."""
         self._reading = 0
         """Cursors that threads read."""
         self._at: dict[int, int] = {}
@@ -345,8 +347,9 @@ class ParquetSession:
 
     def expect(self, block: int) -> None:
         """Keep the block's cursor until it is read."""
-        with self._lock:
-            self._expected.add(block)
+        if self._in_pieces(block):
+            with self._lock:
+                self._expected.add(block)
 
     def fetch_bytes(self, block: int, start: int, stop: int) -> int:
         """Estimate the bytes of a remote file that are fetched for a span."""
@@ -365,7 +368,8 @@ class ParquetSession:
         if not self._in_pieces(block):
             groups, _ = self._groups_of_span(block, start, stop)
             return self._remote.start((block, start), *self._place(groups), what)
-        self.expect(block)
+        with self._lock:
+            self._ahead.add(block)
         groups = self._source.groups_of(block)
         # Begun in the midst of a block, its first rows are skipped piece by piece, and come so.
         until = stop if block in self._at or not start else stop - start
@@ -456,6 +460,7 @@ class ParquetSession:
         """Take the block's cursor, or room for a new one, so that at most `open_blocks` are open."""
         with self._cursor_freed:
             self._expected.discard(block)
+            self._ahead.discard(block)
             cursor = self._cursors.pop(block, None)
             if cursor is not None and cursor.position > start:
                 cursor.close()
@@ -464,10 +469,10 @@ class ParquetSession:
                 # The order opens a block only when those before are used up, but for what threads still read of them.
                 if (self._reading or self._expected & self._cursors.keys()) and not self._stopped:
                     self._cursor_freed.wait()
-                elif self._cursors:
-                    self._cursors.pop(next(iter(self._cursors))).close()
+                elif (idle := next((b for b in self._cursors if b not in self._ahead), None)) is not None:
+                    self._cursors.pop(idle).close()
                 else:
-                    break
+                    break  # Bytes may come out of order: what was fetched for the others is not thrown away.
             self._reading += 1
             return cursor
 

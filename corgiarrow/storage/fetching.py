@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import fsspec
 import fsspec.asyn
@@ -91,6 +91,16 @@ class Traffic:
         self.retries += 1
 
 
+class Wanted(NamedTuple):
+    """A byte range of a file: its path on the file system, what is known of it, the range, and its name in errors."""
+
+    full: str
+    file: FileInfo
+    start: int
+    stop: int
+    what: str
+
+
 class _Deadline:
     """The time until when a block must have come; it runs from its first request on."""
 
@@ -157,21 +167,21 @@ class Fetcher:
             It is gone, it is refused, or the storage does not answer in time, or with errors.
         """
         deadline = _Deadline(self._access.timeout_s)
-        tasks = [
-            asyncio.ensure_future(self._range(full, file, start, stop, what, deadline, traffic))
-            for start, stop in ranges
-        ]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            # Nothing of it goes on when this returns.
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return await _together(self._range(full, file, *one, what, deadline, traffic) for one in ranges)
+
+    async def fetch_one_each(self, wanted: Sequence[Wanted], traffic: Traffic) -> list[bytes]:
+        """Fetch one range of each of some files; errors are those of :meth:`fetch`."""
+        timeout_s = self._access.timeout_s
+        return await _together(
+            self._range(one.full, one.file, one.start, one.stop, one.what, _Deadline(timeout_s), traffic)
+            for one in wanted
+        )
 
     async def _range(
         self, full: str, file: FileInfo, start: int, stop: int, what: str, deadline: _Deadline, traffic: Traffic
     ) -> bytes:
+        if start == stop:
+            return b""
         if self._cache is not None and file.tells_content:
             key = f"{self._access.place}\0{redact(full)}\0{file.version}\0{file.size}\0{start}\0{stop}"
             kept: bytes | None = await self._loop.run_in_executor(None, self._cache.get, key, stop - start)
@@ -235,6 +245,18 @@ class Fetcher:
             return await fs._cat_file(full, start=start, end=stop)  # type: ignore[no-any-return]
         data: bytes = await self._loop.run_in_executor(None, lambda: fs.cat_file(full, start=start, end=stop))
         return data
+
+
+async def _together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Wait for coroutines that run side by side; nothing of them goes on when this returns."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def _kind(fs: fsspec.AbstractFileSystem) -> str:

@@ -17,7 +17,7 @@ from corgiarrow.errors import NoFilesError, OptionError, StorageError
 from corgiarrow.storage.access import REQUESTS, Access, AccessOptions, has_scheme, is_async, is_local, located
 from corgiarrow.storage.cache import DEFAULT_CACHE_BYTES, RangeCache
 from corgiarrow.storage.faults import ATTEMPTS, FIRST_ATTEMPTS, Fault, Tries, as_ours, fault_of
-from corgiarrow.storage.fetching import CONTENT_KEYS, Fetcher, FileInfo, Ranges, Traffic
+from corgiarrow.storage.fetching import CONTENT_KEYS, Fetcher, FileInfo, Ranges, Traffic, Wanted
 from corgiarrow.storage.redaction import redact, redact_message
 
 PARQUET_SUFFIXES = (".parquet", ".parq", ".pq")
@@ -146,6 +146,11 @@ class Storage:
         fetcher = self.fetcher
         what = what or self.shown(file.path)
         return fetcher.submit(fetcher.fetch(self.full(file.path), file, ranges, what, traffic or Traffic()))
+
+    def start_fetch_each(self, wanted: Sequence[tuple[FileInfo, tuple[int, int]]]) -> "Future[list[bytes]]":
+        """Begin to read one byte range of each of some files; see :meth:`start_fetch`."""
+        each = [Wanted(self.full(f.path), f, start, stop, self.shown(f.path)) for f, (start, stop) in wanted]
+        return self.fetcher.submit(self.fetcher.fetch_one_each(each, Traffic()))
 
     def fetch(
         self, file: FileInfo, ranges: Ranges, what: str = "", traffic: Traffic | None = None
