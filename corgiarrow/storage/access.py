@@ -81,7 +81,9 @@ class Access:
 
     def _begin(self) -> None:
         self._fs: fsspec.AbstractFileSystem | None = self._given
-        self._secrets: list[str] = []
+        self._options: StorageOptions | None = None
+        self._secrets = secrets_in([] if callable(self._asked) else self._asked)
+        self._secrets += secrets_in(getattr(self._given, "storage_options", None))
         self._opened = 0
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -95,20 +97,18 @@ class Access:
 
     @property
     def options(self) -> StorageOptions:
-        """The user's options, asked for anew where they come from a function."""
-        if not callable(self._asked):
-            return {**self._asked}
-        options: Any = self._asked()
-        if not isinstance(options, Mapping):
-            raise OptionError(f"storage_options() must return a mapping, but gave a {type(options).__name__}")
-        return {**options}
+        """The user's options; where they come from a function, what it returned last."""
+        if self._options is None:
+            found: Any = self._asked() if callable(self._asked) else self._asked
+            if not isinstance(found, Mapping):
+                raise OptionError(f"storage_options() must return a mapping, but gave a {type(found).__name__}")
+            self._options = {**found}
+            self._secrets += [text for text in secrets_in(found) if text not in self._secrets]
+        return self._options
 
     @property
     def secrets(self) -> list[str]:
-        """Values that must not stand in any text."""
-        if not self._secrets and not callable(self._asked):
-            given = getattr(self._given, "storage_options", None)
-            self._secrets = secrets_in([self._asked, given])
+        """Values that must not stand in any text: a list that grows when a function returns others."""
         return self._secrets
 
     @property
@@ -146,7 +146,7 @@ class Access:
             return False
         with self._lock:
             if self._fs is fs:
-                self._fs = None
+                self._fs = self._options = None
         return True
 
     def _open(self) -> fsspec.AbstractFileSystem:
@@ -154,9 +154,7 @@ class Access:
             return type(self._given)(
                 *self._given.storage_args, **{**self._given.storage_options, "skip_instance_cache": True}
             )
-        options = self.options  # Asked for once: a function may give others each time.
-        self._secrets = secrets_in(options)
-        return _open(self.url, options, anew=self._opened > 0)
+        return _open(self.url, self.options, anew=self._opened > 0)
 
 
 def located(url: str, options: StorageOptions) -> tuple[fsspec.AbstractFileSystem, str]:
