@@ -348,7 +348,7 @@ class BlockIndex:
         """
         footer = self.footers.get(file)
         if footer is None:
-            if self.storage.is_local or not self.storage.fetcher.is_conditional:
+            if self.storage.is_local or not self.storage.fetcher.is_conditional(self.files[file]):
                 self.check_unchanged(file)
             with self.unchanged(file):
                 footer = read_footer(self.storage, self.files[file])

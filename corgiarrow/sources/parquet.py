@@ -603,7 +603,7 @@ def _kept_in_group(index: BlockIndex, decoder: Decoder, selection: Selection, gr
             found = storage.fetch(index.files[file], ranges, where)
         return FetchedRanges(ranges, found, index.files[file].size)
 
-    if storage.is_local or not storage.fetcher.is_conditional:
+    if storage.is_local or not storage.fetcher.is_conditional(index.files[file]):
         index.check_unchanged(file)
 
     def tables(columns: Sequence[int]) -> Iterator[pa.Table]:

@@ -163,7 +163,7 @@ class RemoteBytes:
         return FetchedRanges(ranges, await self._ranges(file, ranges, what), self._index.files[file].size)
 
     async def _ranges(self, file: int, ranges: Ranges, what: str) -> list[bytes]:
-        if not self._fetcher.is_conditional:
+        if not self._fetcher.is_conditional(self._index.files[file]):
             await self._check(file)
         began = time.perf_counter()
         found = await self._fetch(file, ranges, what)
@@ -187,7 +187,7 @@ class RemoteBytes:
         footer = index.footers.get(file)
         if footer is not None:
             return footer
-        if not self._fetcher.is_conditional:
+        if not self._fetcher.is_conditional(info):
             await self._check(file)
         async with self._locks[file]:
             footer = index.footers.get(file)

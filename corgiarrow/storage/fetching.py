@@ -138,10 +138,9 @@ class Fetcher:
         """Begin some work in the thread of the file system's requests."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    @property
-    def is_conditional(self) -> bool:
+    def is_conditional(self, file: FileInfo) -> bool:
         """Whether requests can say which version of a file they mean."""
-        return _kind(self._access.fs) in ("s3", "http")
+        return bool(file.etag) and _kind(self._access.fs) in ("s3", "http")
 
     async def fetch(self, full: str, file: FileInfo, ranges: Ranges, what: str, traffic: Traffic) -> list[bytes]:
         """Fetch ranges ``[start, stop)`` of a file.

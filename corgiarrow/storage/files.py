@@ -411,7 +411,8 @@ def _visible(path: str, root: str) -> bool:
 
 
 def _file_info(path: str, info: Mapping[str, Any], keys: Sequence[str] = _VERSION_KEYS) -> FileInfo:
-    version = next((f"{key}={_plain(key, info[key])}" for key in keys if info.get(key)), "")
+    # Some servers of S3 give each file the etag '""'.
+    version = next((f"{key}={_plain(key, info[key])}" for key in keys if info.get(key) not in (None, "", '""')), "")
     if info.get("size") is None:
         raise StorageError(f"{redact(path)}: the file system does not tell its size")
     return FileInfo(path, int(info["size"]), version)
