@@ -635,7 +635,8 @@ def _open_source(
     if isinstance(columns, str):
         raise OptionError(f"columns={columns!r} must be a list of names: give columns=[{columns!r}]")
     if isinstance(data, BlockSource):
-        for name, value in (("columns", columns), ("filter", filter), ("split", split), ("schema", schema)):
+        given = {"columns": columns, "filter": filter, "split": split, "schema": schema, "cache": access.get("cache")}
+        for name, value in given.items():
             if value is not None:
                 raise OptionError(f"{name}= goes with Parquet: choose it when you make the block source")
         return data

@@ -115,7 +115,8 @@ class Access:
     def place(self) -> str:
         """Which of the services of its kind the file system speaks to, for keys of a cache."""
         fs = self.fs
-        endpoint = getattr(fs, "endpoint_url", None) or getattr(fs, "account_name", None) or ""
+        client = getattr(fs, "client_kwargs", None) or {}
+        endpoint = getattr(fs, "endpoint_url", None) or client.get("endpoint_url") or getattr(fs, "account_name", "")
         return f"{protocols(fs)[0]} {redact(str(endpoint))}"
 
     @property
