@@ -47,6 +47,8 @@ _EXPIRED_CODES = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "Requ
 _PASSING_NAMES = {
     *("ConnectionClosedError", "ConnectTimeoutError", "EndpointConnectionError", "GenericError", "HTTPClientError"),
 }
+_SPOILT_NAMES = {"ClientPayloadError", "FlexibleChecksumError", "IncompleteReadError", "ResponseStreamingError"}
+"""Errors of bodies that come cut or wrong; aiohttp's has a cause with status 400, which no server has said."""
 _MISSING_NAMES = {"NotFoundError", "ResourceNotFoundError"}
 _DENIED_NAMES = {
     *("NoCredentialsError", "PartialCredentialsError", "PermissionDeniedError", "UnauthenticatedError"),
@@ -89,7 +91,7 @@ def fault_of(error: BaseException) -> Fault:
     text = str(error).lower()
     if code in _EXPIRED_CODES or ("expired" in text and ("token" in text or "credential" in text)):
         return Fault.EXPIRED
-    if isinstance(error, ShortReadError) or code in _PASSING_CODES:
+    if isinstance(error, ShortReadError) or kinds & _SPOILT_NAMES or code in _PASSING_CODES:
         return Fault.PASSES
     if status in (401, 403) or isinstance(error, PermissionError) or kinds & _DENIED_NAMES:
         return Fault.DENIED

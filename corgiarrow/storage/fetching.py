@@ -191,17 +191,18 @@ class Fetcher:
             await places.enter_async_context(self._places)
             if stop - start >= _LARGE_BYTES:
                 await places.enter_async_context(self._large_places)
-            data = await self._through_faults(full, file, start, stop, what, deadline.left(), traffic)
+            data = await self._through_faults(full, file, start, stop, what, deadline, traffic)
         traffic.fetched_bytes += len(data)
         if self._cache is not None and file.tells_content:
             await self._loop.run_in_executor(None, self._cache.put, key, data)
         return data
 
     async def _through_faults(
-        self, full: str, file: FileInfo, start: int, stop: int, what: str, seconds: float, traffic: Traffic
+        self, full: str, file: FileInfo, start: int, stop: int, what: str, deadline: _Deadline, traffic: Traffic
     ) -> bytes:
         fs: fsspec.AbstractFileSystem | None = None
         access = self._access
+        seconds = deadline.left()
         first_try_s = seconds * _TRY_PART + (stop - start) / _SLOWEST
 
         async def attempt(number: int) -> bytes:
@@ -210,7 +211,7 @@ class Fetcher:
             traffic.requests += 1
             changed = ""
             try:
-                async with asyncio.timeout(min(first_try_s * 2 ** (number - 1), seconds)):
+                async with asyncio.timeout(min(first_try_s * 2 ** (number - 1), deadline.left())):
                     data = await self._request(fs, full, file, start, stop)
             except kinds_of_faults() as error:
                 if fault_of(error) is not Fault.CHANGED:
