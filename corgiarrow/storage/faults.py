@@ -17,6 +17,9 @@ LOG = logging.getLogger("corgiarrow")
 DEFAULT_TIMEOUT_S = 300.0
 """Seconds in which what is asked of a storage must have come, all tries together."""
 
+TRY_PART = 1 / 20
+"""Part of that time after which a first try is broken off; each further one may take twice as long."""
+
 ATTEMPTS = 20
 FIRST_ATTEMPTS = 4
 """Tries of the first contact: whoever mistyped an address learns it soon."""
@@ -140,7 +143,8 @@ def as_ours(error: BaseException, what: str, secrets: Iterable[str] = (), tries:
         How often and how long it was tried.
     """
     fault = fault_of(error)
-    text = f"{what}: {tries}{type(error).__name__}: {redact_message(str(error), secrets)}"
+    said = redact_message(str(error), secrets)  # Nothing, where a try was broken off.
+    text = f"{what}: {tries}{type(error).__name__}" + (f": {said}" if said else "")
     if fault is Fault.MISSING:
         return NoFilesError(text)
     if fault in (Fault.DENIED, Fault.EXPIRED):

@@ -14,7 +14,7 @@ import fsspec.asyn
 from corgiarrow.errors import SourceChangedError, StorageError
 from corgiarrow.storage.access import REQUESTS, Access, is_async, protocols
 from corgiarrow.storage.cache import RangeCache
-from corgiarrow.storage.faults import Fault, ShortReadError, Tries, fault_of, kinds_of_faults
+from corgiarrow.storage.faults import TRY_PART, Fault, ShortReadError, Tries, fault_of, kinds_of_faults
 from corgiarrow.storage.redaction import redact
 
 RANGE_BYTES = 8 * 2**20
@@ -27,7 +27,6 @@ _LARGE_BYTES = 2**20
 _LARGE_REQUESTS = 16
 """Requests of at least a MiB that are under way at a time: it bounds what they hold, and a line is full before."""
 
-_TRY_PART = 1 / 20
 _SLOWEST = 2**18
 """Bytes a second: a first try that is slower is broken off; each further one may take twice as long."""
 
@@ -101,8 +100,8 @@ class Wanted(NamedTuple):
     what: str
 
 
-class _Deadline:
-    """The time until when a block must have come; it runs from its first request on."""
+class Deadline:
+    """The time until when something must have come; it runs from its first request on."""
 
     def __init__(self, seconds: float):
         self._seconds = seconds
@@ -165,19 +164,19 @@ class Fetcher:
         NoFilesError, AccessDeniedError, StorageError
             It is gone, it is refused, or the storage does not answer in time, or with errors.
         """
-        deadline = _Deadline(self._access.timeout_s)
+        deadline = Deadline(self._access.timeout_s)
         return await _together(self._range(full, file, *one, what, deadline, traffic) for one in ranges)
 
     async def fetch_one_each(self, wanted: Sequence[Wanted], traffic: Traffic) -> list[bytes]:
         """Fetch one range of each of some files; errors are those of :meth:`fetch`."""
         timeout_s = self._access.timeout_s
         return await _together(
-            self._range(one.full, one.file, one.start, one.stop, one.what, _Deadline(timeout_s), traffic)
+            self._range(one.full, one.file, one.start, one.stop, one.what, Deadline(timeout_s), traffic)
             for one in wanted
         )
 
     async def _range(
-        self, full: str, file: FileInfo, start: int, stop: int, what: str, deadline: _Deadline, traffic: Traffic
+        self, full: str, file: FileInfo, start: int, stop: int, what: str, deadline: Deadline, traffic: Traffic
     ) -> bytes:
         if start == stop:
             return b""
@@ -198,12 +197,12 @@ class Fetcher:
         return data
 
     async def _through_faults(
-        self, full: str, file: FileInfo, start: int, stop: int, what: str, deadline: _Deadline, traffic: Traffic
+        self, full: str, file: FileInfo, start: int, stop: int, what: str, deadline: Deadline, traffic: Traffic
     ) -> bytes:
         fs: fsspec.AbstractFileSystem | None = None
         access = self._access
         seconds = deadline.left()
-        first_try_s = seconds * _TRY_PART + (stop - start) / _SLOWEST
+        first_try_s = seconds * TRY_PART + (stop - start) / _SLOWEST
 
         async def attempt(number: int) -> bytes:
             nonlocal fs

@@ -6,6 +6,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
@@ -13,11 +14,11 @@ from typing import Any, TypeVar, Unpack
 import fsspec
 import fsspec.asyn
 
-from corgiarrow.errors import NoFilesError, OptionError, StorageError
+from corgiarrow.errors import AccessDeniedError, NoFilesError, OptionError, StorageError
 from corgiarrow.storage.access import REQUESTS, Access, AccessOptions, has_scheme, is_async, is_local, located
 from corgiarrow.storage.cache import DEFAULT_CACHE_BYTES, RangeCache
-from corgiarrow.storage.faults import ATTEMPTS, FIRST_ATTEMPTS, Fault, Tries, as_ours, fault_of
-from corgiarrow.storage.fetching import CONTENT_KEYS, Fetcher, FileInfo, Ranges, Traffic, Wanted
+from corgiarrow.storage.faults import ATTEMPTS, FIRST_ATTEMPTS, TRY_PART, Fault, Tries, as_ours, fault_of
+from corgiarrow.storage.fetching import CONTENT_KEYS, Deadline, Fetcher, FileInfo, Ranges, Traffic, Wanted
 from corgiarrow.storage.redaction import redact, redact_message
 
 PARQUET_SUFFIXES = (".parquet", ".parq", ".pq")
@@ -115,9 +116,9 @@ class Storage:
                 return FileInfo(file.path, status.st_size, f"mtime={status.st_mtime}")
             raise failed
 
-        def ask(fs: fsspec.AbstractFileSystem) -> Mapping[str, Any]:
-            fs.invalidate_cache(fs._parent(full))
-            return fs.info(full)  # type: ignore[no-any-return]
+        def ask(files: _Bounded) -> Mapping[str, Any]:
+            files.fs.invalidate_cache(files.fs._parent(full))
+            return files.ask("info", full)  # type: ignore[no-any-return]
 
         # Listings of some file systems tell other things than their answers about one file.
         return _file_info(file.path, _tried(self.access, ask, self.shown(file.path)), (file.version.partition("=")[0],))
@@ -177,14 +178,34 @@ def _joined(root: str, path: str) -> str:
     return posixpath.join(root, path) if root else path
 
 
-def _tried(access: Access, ask: Callable[[fsspec.AbstractFileSystem], T], what: str, attempts: int = ATTEMPTS) -> T:
+@dataclass(frozen=True, slots=True)
+class _Bounded:
+    """A file system for one try, and the seconds that it may take to answer."""
+
+    fs: fsspec.AbstractFileSystem
+    one_s: float
+    listing_s: float
+
+    def ask(self, method: str, path: str, **options: Any) -> Any:
+        """Call a method; the requests below are broken off where that is possible. A listing may be of many."""
+        if not is_async(self.fs):
+            return getattr(self.fs, method)(path, **options)
+        seconds = self.listing_s if method in ("find", "glob") else self.one_s
+        return fsspec.asyn.sync(self.fs.loop, getattr(self.fs, f"_{method}"), path, timeout=seconds, **options)
+
+
+def _tried(access: Access, ask: Callable[[_Bounded], T], what: str, attempts: int = ATTEMPTS) -> T:
     """Ask a file system something, through faults that pass and credentials that expire."""
     fs: fsspec.AbstractFileSystem | None = None
+    deadline, number = Deadline(access.timeout_s), 0
 
     def attempt() -> T:
-        nonlocal fs
+        nonlocal fs, number
         fs = access.fs
-        return ask(fs)
+        left = deadline.left()
+        one_s = min(access.timeout_s * TRY_PART * 2**number, left)
+        number += 1
+        return ask(_Bounded(fs, one_s, left))
 
     def renew(fault: Fault) -> bool:
         return access.refused(fs, fault)
@@ -245,8 +266,8 @@ def _found(
     infos: dict[str, Mapping[str, Any]] = {}
     for url, path in zip(urls, paths, strict=True):
 
-        def expand(fs: fsspec.AbstractFileSystem, path: str = path, url: str = url) -> Any:
-            return _expand(fs, path, url, known.get(path))
+        def expand(files: _Bounded, path: str = path, url: str = url) -> Any:
+            return _expand(files, path, url, known.get(path))
 
         root, found = _tried(access, expand, redact(url), FIRST_ATTEMPTS)
         roots.append(root)
@@ -290,7 +311,7 @@ def read_whole(url: str, options: AccessOptions) -> bytes:
         It is not there, or cannot be read.
     """
     access, _ = open_access(url, options)
-    return _tried(access, lambda fs: bytes(fs.cat_file(fs._strip_protocol(url))), redact(url), FIRST_ATTEMPTS)
+    return _tried(access, lambda files: bytes(files.fs.cat_file(files.fs._strip_protocol(url))), redact(url), FIRST_ATTEMPTS)
 
 
 def write_whole(url: str, data: bytes, options: AccessOptions) -> None:
@@ -302,7 +323,7 @@ def write_whole(url: str, data: bytes, options: AccessOptions) -> None:
         It cannot be written.
     """
     access, _ = open_access(url, options)
-    _tried(access, lambda fs: fs.pipe_file(fs._strip_protocol(url), data), redact(url), FIRST_ATTEMPTS)
+    _tried(access, lambda files: files.fs.pipe_file(files.fs._strip_protocol(url), data), redact(url), FIRST_ATTEMPTS)
 
 
 def _paths(access: Access, urls: Sequence[str], options: AccessOptions) -> list[str]:
@@ -339,27 +360,37 @@ def _infos(access: Access, paths: Sequence[str], urls: Sequence[str]) -> dict[st
         return {}
     places = asyncio.Semaphore(REQUESTS)
     known: dict[str, Mapping[str, Any]] = {}
+    failed: list[StorageError] = []
 
     async def ask(path: str, url: str) -> None:
-        async def attempt(_: int) -> Mapping[str, Any]:
-            return await access.fs._info(path)  # type: ignore[no-any-return]
+        deadline = Deadline(access.timeout_s)
+
+        async def attempt(number: int) -> Mapping[str, Any]:
+            async with asyncio.timeout(min(access.timeout_s * TRY_PART * 2 ** (number - 1), deadline.left())):
+                return await access.fs._info(path)  # type: ignore[no-any-return]
 
         async with places:
-            refused = Tries(redact(url), access.timeout_s, lambda fault: False, access.secrets)
+            if failed:
+                return
+            tries = Tries(redact(url), access.timeout_s, lambda fault: False, access.secrets)
             try:
-                known[path] = await refused.wait_for(attempt)
-            except StorageError:
+                known[path] = await tries.wait_for(attempt)
+            except (NoFilesError, AccessDeniedError):
                 return  # Asked again by itself, where it is told.
+            except StorageError as error:
+                failed.append(error)
 
     async def every() -> None:
         await asyncio.gather(*(ask(path, url) for path, url in named))
 
     fsspec.asyn.sync(fs.loop, every)
+    if failed:
+        raise failed[0]
     return known
 
 
 def _expand(
-    fs: fsspec.AbstractFileSystem, path: str, url: str, info: Mapping[str, Any] | None = None
+    files: _Bounded, path: str, url: str, info: Mapping[str, Any] | None = None
 ) -> tuple[str, dict[str, Mapping[str, Any]]]:
     """Return the root and the files by full path that one path means.
 
@@ -371,18 +402,19 @@ def _expand(
         What the file system says about the path, where it was asked already.
     """
     on_web = has_scheme(path)
-    if _MAGIC.search(path.partition("?")[0] if on_web else path) and not fs.exists(path):
+    if _MAGIC.search(path.partition("?")[0] if on_web else path) and not files.ask("exists", path):
         root = posixpath.dirname(path[: _MAGIC.search(path).start()])  # type: ignore[union-attr]
-        found = {p: i for p, i in fs.glob(path, detail=True).items() if i["type"] == "file" and _visible(p, root)}
+        matching = files.ask("glob", path, detail=True)
+        found = {p: i for p, i in matching.items() if i["type"] == "file" and _visible(p, root)}
         if not found:
             raise NoFilesError(f"no file matches {redact(url)} (names starting with '_' or '.' are skipped)")
         return root, found
-    info = info or _info(fs, path, url)
+    info = info or _info(files, path, url)
     if info["type"] == "file":
         plain = path.partition("?")[0] if on_web else path
         return posixpath.dirname(plain.rstrip("/")), {path.rstrip("/"): info}
     root = path.rstrip("/")
-    everything = fs.find(path, detail=True)
+    everything = files.ask("find", path, detail=True)
     found = {p: i for p, i in everything.items() if _visible(p, root) and p.endswith(PARQUET_SUFFIXES)}
     if not found:
         others = ", ".join(sorted(posixpath.basename(p) for p in everything)[:3])
@@ -395,9 +427,9 @@ def _expand(
     return root, found
 
 
-def _info(fs: fsspec.AbstractFileSystem, path: str, url: str) -> Mapping[str, Any]:
+def _info(files: _Bounded, path: str, url: str) -> Mapping[str, Any]:
     try:
-        return fs.info(path)  # type: ignore[no-any-return]
+        return files.ask("info", path)  # type: ignore[no-any-return]
     except FileNotFoundError as error:
         if fault_of(error) is not Fault.MISSING:
             raise  # fsspec's HTTP says so of every refusal.
