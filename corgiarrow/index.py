@@ -361,12 +361,8 @@ class BlockIndex:
         try:
             yield
         except FileNotFoundError:
-            gone = SourceChangedError(
-                f"{self.storage.shown(self.files[file].path)}: the file is gone since it was indexed"
-            )
-        else:
-            return
-        raise gone
+            shown = self.storage.shown(self.files[file].path)
+            raise SourceChangedError(f"{shown}: the file is gone since it was indexed") from None
 
     def check_unchanged(self, file: int) -> None:
         """Compare a file's size and etag or time of change with those that were indexed.

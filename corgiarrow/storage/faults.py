@@ -87,8 +87,7 @@ def kinds_of_faults() -> tuple[type[BaseException], ...]:
 
 def fault_of(error: BaseException) -> Fault:
     """Say what an error of one of :func:`kinds_of_faults` means."""
-    if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, kinds_of_faults()):
-        error = error.__cause__  # fsspec's HTTP takes every refusal for a missing file.
+    error = _meant(error)
     status, code = _answer(error)
     kinds = {kind.__name__ for kind in type(error).__mro__}
     text = str(error).lower()
@@ -112,6 +111,12 @@ def fault_of(error: BaseException) -> Fault:
         # Without a number it is a driver's own, which says nothing of its kind.
         return Fault.PASSES if error.errno is None or error.errno in _PASSING_NUMBERS else Fault.LASTS
     return Fault.PASSES if kinds & {"ClientError", "AzureError", "HTTPError", "HttpError"} else Fault.LASTS
+
+
+def _meant(error: BaseException) -> BaseException:
+    """Return the error that tells more: fsspec's HTTP takes every refusal for a missing file."""
+    cause = error.__cause__
+    return cause if isinstance(error, FileNotFoundError) and isinstance(cause, kinds_of_faults()) else error
 
 
 def _answer(error: BaseException) -> tuple[int | None, str]:
@@ -142,7 +147,7 @@ def as_ours(error: BaseException, what: str, secrets: Iterable[str] = (), tries:
     tries
         How often and how long it was tried.
     """
-    fault = fault_of(error)
+    fault, error = fault_of(error), _meant(error)
     said = redact_message(str(error), secrets)  # Nothing, where a try was broken off.
     text = f"{what}: {tries}{type(error).__name__}" + (f": {said}" if said else "")
     if fault is Fault.MISSING:
@@ -239,10 +244,11 @@ class Tries:
         return fault is Fault.PASSES
 
     def _note(self, state: tenacity.RetryCallState) -> None:
-        failed = state.outcome and state.outcome.exception()
+        failed = None if state.outcome is None else state.outcome.exception()
         self._count()
         # Only the kind of the fault: its text may hold a signed URL.
-        LOG.warning("%s: %s, attempt %d of %d", self._what, type(failed).__name__, state.attempt_number, self._attempts)
+        kind = "" if failed is None else type(_meant(failed)).__name__
+        LOG.warning("%s: %s, attempt %d of %d", self._what, kind, state.attempt_number, self._attempts)
 
     def _ours(self, error: BaseException, statistics: Mapping[str, Any]) -> CorgiArrowError:
         if isinstance(error, CorgiArrowError):

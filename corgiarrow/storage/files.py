@@ -348,8 +348,9 @@ def _common(roots: Sequence[str]) -> str:
     # posixpath.commonpath would take a URL's double slash for one.
     levels = enumerate(zip(*folders, strict=False))
     depth = next((n for n, names in levels if len(set(names)) > 1), min(map(len, folders)))
-    shared = "/".join(folders[0][:depth])
-    return "/" if folders[0][:depth] == [""] else "" if has_scheme(f"{shared}//") else shared
+    shared = folders[0][:depth]
+    only_protocol = shared[:1] != [""] and "".join(shared).endswith(":")
+    return "/" if shared == [""] else "" if only_protocol else "/".join(shared)
 
 
 def _infos(access: Access, paths: Sequence[str], urls: Sequence[str]) -> dict[str, Mapping[str, Any]]:
