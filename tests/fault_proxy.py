@@ -16,8 +16,9 @@ wrong-length            an answer in good form with the first half of the range 
 
 The last three need a body to spoil: they leave alone a HEAD, an answer that is an error or of less than two bytes, and
 wrong-length an answer to anything but a range. ``--only GET-object``, the default, spares listings and whatever writes.
-``POST /-/set`` takes JSON with new values of ``rate`` and ``kinds``, and ``after``: so many of the requests that could
-meet a fault pass first. ``GET /-/stats`` counts requests, and faults by kind. Neither meets a fault.
+``POST /-/set`` takes JSON with new values of ``rate``, ``kinds`` and ``seed``, and ``after``: so many of the requests
+that could meet a fault pass first; and ``most``: when so many faults were met, all passes. ``GET /-/stats`` counts
+requests, and faults by kind. Neither meets a fault.
 """
 
 import argparse
@@ -116,6 +117,7 @@ class Faults:
     only: str
     rng: random.Random
     after: int = 0
+    most: int | None = None
     requests: int = 0
     met: Counter[str] = field(default_factory=Counter)
 
@@ -128,14 +130,21 @@ class Faults:
             return None
         chance, which = self.rng.random(), self.rng.random()
         kinds = [kind for kind in self.kinds if _can_meet(request, kind)]
-        return kinds[int(which * len(kinds))] if kinds and chance < self.rate else None
+        if not kinds or chance >= self.rate or self.most == 0:
+            return None
+        if self.most is not None:
+            self.most -= 1
+        return kinds[int(which * len(kinds))]
 
     def set(self, settings: dict[str, object]) -> None:
-        if unknown := settings.keys() - {"rate", "kinds", "after"}:
-            raise ValueError(f"settings {sorted(unknown)} must be among rate, kinds, after")
+        if unknown := settings.keys() - {"rate", "kinds", "seed", "after", "most"}:
+            raise ValueError(f"settings {sorted(unknown)} must be among rate, kinds, seed, after, most")
         self.kinds = _known(settings.get("kinds", self.kinds))
         self.rate = float(settings.get("rate", self.rate))
         self.after = int(settings.get("after", self.after))
+        self.most = settings.get("most", self.most)
+        if "seed" in settings:
+            self.rng.seed(settings["seed"])
 
 
 def _known(kinds: list[str]) -> list[str]:

@@ -1,6 +1,7 @@
-"""The files of a folder over HTTP/1.1, with ranges and ETags: ``python tests/file_server.py FOLDER [--sig TOKEN]``.
+"""The files of a folder over HTTP/1.1, with ranges and ETags: ``python tests/file_server.py FOLDER`` and options.
 
-It prints its endpoint, and logs each request. With ``--sig`` it plays presigned URLs: 403 without ``?sig=TOKEN``.
+It prints its endpoint, and logs each request. With ``--sig`` it plays presigned URLs: 403 without ``?sig=TOKEN``. With
+``--no-ranges`` it sends the whole file to whoever asks for a part.
 """
 
 import argparse
@@ -18,6 +19,7 @@ class Files(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True  # A body does not wait for the client's ACK of its head.
     folder: Path
     sig: str | None
+    ranges: bool
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
@@ -32,11 +34,13 @@ class Files(BaseHTTPRequestHandler):
             if self.headers.get("If-Match", "*") not in ("*", etag):
                 return self._refuse(412)
             # A HEAD knows no ranges.
-            asked = self.headers.get("Range") if self.command == "GET" else None
+            asked = self.headers.get("Range") if self.command == "GET" and self.ranges else None
             wanted = None if asked is None else _bytes_of(asked, size)
             if wanted is not None and not wanted:
                 return self._refuse(416, {"Content-Range": f"bytes */{size}"})
-            headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes", "ETag": etag}
+            headers = {"Content-Type": "application/octet-stream", "ETag": etag}
+            if self.ranges:
+                headers["Accept-Ranges"] = "bytes"
             if wanted is None:
                 self._head(200, size, headers)
                 wanted = range(size)
@@ -86,8 +90,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sig")
+    parser.add_argument("--no-ranges", action="store_true")
     options = parser.parse_args()
-    Files.folder, Files.sig = options.folder.resolve(strict=True), options.sig
+    Files.folder, Files.sig, Files.ranges = options.folder.resolve(strict=True), options.sig, not options.no_ranges
     with _Server(("127.0.0.1", 0), Files) as server:
         print(f"http://127.0.0.1:{server.server_port}", flush=True)
         server.serve_forever()

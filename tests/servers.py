@@ -59,7 +59,7 @@ class FaultProxy(Running):
     """A running ``fault_proxy.py``."""
 
     def set(self, **settings: object) -> None:
-        """Change ``rate``, ``kinds`` or ``after`` for the requests to come."""
+        """Change ``rate``, ``kinds``, ``seed``, ``after`` or ``most`` for the requests to come."""
         self._ask("POST", "/-/set", json.dumps(settings))
 
     def stats(self) -> dict[str, object]:
@@ -104,10 +104,11 @@ def rclone_server(folder: Path, key: str = "testing", secret: str = "HUSHSECRET"
 
 
 @contextmanager
-def http_server(folder: Path, sig: str | None = None) -> Iterator[Running]:
+def http_server(folder: Path, sig: str | None = None, ranges: bool = True) -> Iterator[Running]:
     """The files of a folder over plain HTTP; with `sig` only to those who ask with ``?sig=`` and that value."""
     command = [sys.executable, str(HERE / "file_server.py"), str(folder)]
     command += [] if sig is None else ["--sig", sig]
+    command += [] if ranges else ["--no-ranges"]
     with _temporary_log() as log, _running(command, log) as endpoint:
         yield Running(endpoint, log)
 

@@ -41,7 +41,7 @@ def shared_proxy(files: Running) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def proxy(shared_proxy: FaultProxy) -> FaultProxy:
-    shared_proxy.set(rate=0, kinds=[], after=0)
+    shared_proxy.set(rate=0, kinds=[], after=0, most=None)
     return shared_proxy
 
 
@@ -88,6 +88,13 @@ def test_files_over_http(files: Running) -> None:
         assert client.ask(If_Match='"other"')[0] == 412
         assert [client.ask(path=path)[0] for path in ("/none", "/bucket", "/../x")] == [404] * 3
     assert files.requests()[:2] == ["GET /bucket/x.bin", "HEAD /bucket/x.bin"]
+
+
+def test_files_whole(folder: Path) -> None:
+    with http_server(folder, ranges=False) as server, Client(server.endpoint) as client:
+        status, headers, body = client.ask(Range="bytes=5-9")
+        assert (status, body) == (200, BODY)
+        assert "accept-ranges" not in headers
 
 
 def test_files_for_those_with_a_signature(folder: Path) -> None:
@@ -180,6 +187,9 @@ def test_settings(proxy: FaultProxy) -> None:
     with Client(proxy.endpoint) as client:
         assert client.ask(path="/bucket?list-type=2&prefix=x.bin")[0] == 404, "a listing passes, and does not count"
         assert [client.ask("HEAD")[0] for _ in range(4)] == [200, 200, 503, 503]
+    proxy.set(most=1)
+    with Client(proxy.endpoint) as client:
+        assert [client.ask("HEAD")[0] for _ in range(3)] == [503, 200, 200]
     for wrong in ({"kinds": ["nonsense"]}, {"rat": 1}):
         with pytest.raises(ValueError, match=r"must be among"):
             proxy.set(**wrong)
