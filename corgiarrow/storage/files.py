@@ -311,7 +311,11 @@ def read_whole(url: str, options: AccessOptions) -> bytes:
         It is not there, or cannot be read.
     """
     access, _ = open_access(url, options)
-    return _tried(access, lambda files: bytes(files.fs.cat_file(files.fs._strip_protocol(url))), redact(url), FIRST_ATTEMPTS)
+
+    def read(files: _Bounded) -> bytes:
+        return bytes(files.fs.cat_file(files.fs._strip_protocol(url)))
+
+    return _tried(access, read, redact(url), FIRST_ATTEMPTS)
 
 
 def write_whole(url: str, data: bytes, options: AccessOptions) -> None:
