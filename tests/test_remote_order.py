@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import RAGGED, write_dataset, write_rows
 from fsspec.asyn import AsyncFileSystem
@@ -60,14 +61,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.integers(0, 2**20), st.integers(1, 3), st.sampled_from(["none", "block", "corgipile"]), st.integers(0, 8))
 def test_the_order_does_not_depend_on_when_bytes_come(
     folder: Path, seed: int, threads: int, shuffle: str, begin: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("corgiarrow.sources.parquet.PAGE_BYTES", 4096)
-        for name, options in (("ragged", {"buffer_blocks": 4}), ("large", {"memory": "600 kB"})):
+        for name, options in (("ragged", {"buffer_blocks": 4}), ("large", {"memory": "300 kB"})):
             given_options = {"batch_size": 50, "shuffle": shuffle, "seed": seed, "threads": threads, **options}
             local = ca.Reader(folder / name, **given_options)
             remote = ca.Reader(name, filesystem=Jittery(str(folder), seed), **given_options)
@@ -76,6 +77,25 @@ def test_the_order_does_not_depend_on_when_bytes_come(
             local.seek(0, min(begin, len(local)))
             remote.seek(0, min(begin, len(remote)))
             assert list(remote) == list(local)
+
+
+def test_a_piece_that_comes_before_its_turn_waits_for_no_other(folder: Path) -> None:
+    """Open blocks whose next pieces are fetched are kept beside the one that is read, also past their number."""
+    source = ca.Reader("large", filesystem=Jittery(str(folder), 0), columns=["id"], block_bytes=1).source
+    session = source.session(np.full(len(source.block_rows), 2), open_blocks=1)
+
+    def fetched(block: int, start: int, stop: int) -> None:
+        session.fetch(block, start, stop).result(timeout=20)
+
+    fetched(0, 0, 4500)
+    assert session.read(0, 0, 4500)["id"].to_pylist() == list(range(4500))
+    fetched(0, 4500, 9000)
+    fetched(1, 0, 4000)
+    assert session.read(1, 0, 4000)["id"].to_pylist() == list(range(9000, 13_000))
+    requests = session.traffic.requests
+    assert session.read(0, 4500, 9000)["id"].to_pylist() == list(range(4500, 9000))
+    assert session.traffic.requests == requests, "what was fetched for it is there"
+    session.close()
 
 
 def test_many_requests_are_under_way_and_none_when_a_pass_is_left(folder: Path) -> None:
