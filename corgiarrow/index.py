@@ -372,9 +372,18 @@ class BlockIndex:
         SourceChangedError
             They differ, or the file is gone.
         """
-        indexed = self.files[file]
         with self.unchanged(file):
-            found = self.storage.info(indexed)
+            found = self.storage.info(self.files[file])
+        self._compare(file, found)
+
+    async def ask_whether_unchanged(self, file: int) -> None:
+        """Compare a remote file with the indexed one, as :meth:`check_unchanged`, in the requests' own thread."""
+        with self.unchanged(file):
+            found = await self.storage.ask_info(self.files[file])
+        self._compare(file, found)
+
+    def _compare(self, file: int, found: FileInfo) -> None:
+        indexed = self.files[file]
         if found != indexed:
             raise SourceChangedError(
                 f"{self.storage.shown(indexed.path)}: the file changed since it was indexed "

@@ -179,7 +179,7 @@ class RemoteBytes:
         """Compare a file with the indexed one, once a pass."""
         async with self._locks[file]:
             if file not in self._checked:
-                await asyncio.get_running_loop().run_in_executor(None, self._index.check_unchanged, file)
+                await self._index.ask_whether_unchanged(file)
                 self._checked.add(file)
 
     async def _footer(self, file: int, what: str) -> pq.FileMetaData:

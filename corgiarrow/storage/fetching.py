@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -167,6 +167,40 @@ class Fetcher:
         deadline = Deadline(self._access.timeout_s)
         return await _together(self._range(full, file, *one, what, deadline, traffic) for one in ranges)
 
+    async def info(self, full: str, what: str) -> Mapping[str, Any]:
+        """Ask what the file system knows of a file, past its own cache; errors are those of :meth:`fetch`."""
+        deadline = Deadline(self._access.timeout_s)
+
+        async def ask(fs: fsspec.AbstractFileSystem, number: int) -> Mapping[str, Any]:
+            fs.invalidate_cache(fs._parent(full))
+            async with asyncio.timeout(min(self._access.timeout_s * TRY_PART * 2 ** (number - 1), deadline.left())):
+                if is_async(fs):
+                    return await fs._info(full)  # type: ignore[no-any-return]
+                found: Mapping[str, Any] = await self._loop.run_in_executor(None, fs.info, full)
+                return found
+
+        return await self._tried(ask, what, deadline.left(), Traffic())
+
+    async def _tried(
+        self,
+        ask: Callable[[fsspec.AbstractFileSystem, int], Awaitable[T]],
+        what: str,
+        seconds: float,
+        traffic: Traffic,
+    ) -> T:
+        """Ask a file system something, through faults that pass and credentials that expire."""
+        access = self._access
+        fs: fsspec.AbstractFileSystem | None = None
+
+        async def attempt(number: int) -> T:
+            nonlocal fs
+            fs = access.fs if access.is_open else await self._loop.run_in_executor(None, lambda: access.fs)
+            traffic.requests += 1
+            return await ask(fs, number)
+
+        tries = Tries(what, seconds, lambda fault: access.refused(fs, fault), access.secrets, traffic.note_retry)
+        return await tries.wait_for(attempt)
+
     async def fetch_one_each(self, wanted: Sequence[Wanted], traffic: Traffic) -> list[bytes]:
         """Fetch one range of each of some files; errors are those of :meth:`fetch`."""
         timeout_s = self._access.timeout_s
@@ -199,15 +233,10 @@ class Fetcher:
     async def _through_faults(
         self, full: str, file: FileInfo, start: int, stop: int, what: str, deadline: Deadline, traffic: Traffic
     ) -> bytes:
-        fs: fsspec.AbstractFileSystem | None = None
-        access = self._access
         seconds = deadline.left()
         first_try_s = seconds * TRY_PART + (stop - start) / _SLOWEST
 
-        async def attempt(number: int) -> bytes:
-            nonlocal fs
-            fs = access.fs if access.is_open else await self._loop.run_in_executor(None, lambda: access.fs)
-            traffic.requests += 1
+        async def ask(fs: fsspec.AbstractFileSystem, number: int) -> bytes:
             changed = ""
             try:
                 async with asyncio.timeout(min(first_try_s * 2 ** (number - 1), deadline.left())):
@@ -230,8 +259,7 @@ class Fetcher:
                 raise ShortReadError(f"asked for bytes {start} to {stop}, {len(data)} came")
             return data
 
-        tries = Tries(what, seconds, lambda fault: access.refused(fs, fault), access.secrets, traffic.note_retry)
-        return await tries.wait_for(attempt)
+        return await self._tried(ask, what, seconds, traffic)
 
     async def _request(self, fs: fsspec.AbstractFileSystem, full: str, file: FileInfo, start: int, stop: int) -> bytes:
         etag = file.etag

@@ -17,7 +17,7 @@ import fsspec.asyn
 from corgiarrow.errors import AccessDeniedError, NoFilesError, OptionError, StorageError
 from corgiarrow.storage.access import REQUESTS, Access, AccessOptions, has_scheme, is_async, is_local, located
 from corgiarrow.storage.cache import DEFAULT_CACHE_BYTES, RangeCache
-from corgiarrow.storage.faults import ATTEMPTS, FIRST_ATTEMPTS, TRY_PART, Fault, Tries, as_ours, fault_of
+from corgiarrow.storage.faults import FIRST_ATTEMPTS, TRY_PART, Fault, Tries, as_ours, fault_of
 from corgiarrow.storage.fetching import CONTENT_KEYS, Deadline, Fetcher, FileInfo, Ranges, Traffic, Wanted
 from corgiarrow.storage.redaction import redact, redact_message
 
@@ -116,12 +116,13 @@ class Storage:
                 return FileInfo(file.path, status.st_size, f"mtime={status.st_mtime}")
             raise failed
 
-        def ask(files: _Bounded) -> Mapping[str, Any]:
-            files.fs.invalidate_cache(files.fs._parent(full))
-            return files.ask("info", full)  # type: ignore[no-any-return]
+        return self.fetcher.submit(self.ask_info(file)).result()
 
+    async def ask_info(self, file: FileInfo) -> FileInfo:
+        """Ask about one remote file, as :meth:`info`, in the thread of the file system's requests."""
+        found = await self.fetcher.info(self.full(file.path), self.shown(file.path))
         # Listings of some file systems tell other things than their answers about one file.
-        return _file_info(file.path, _tried(self.access, ask, self.shown(file.path)), (file.version.partition("=")[0],))
+        return _file_info(file.path, found, (file.version.partition("=")[0],))
 
     def start_fetch(
         self, file: FileInfo, ranges: Ranges, what: str = "", traffic: Traffic | None = None
@@ -194,7 +195,7 @@ class _Bounded:
         return fsspec.asyn.sync(self.fs.loop, getattr(self.fs, f"_{method}"), path, timeout=seconds, **options)
 
 
-def _tried(access: Access, ask: Callable[[_Bounded], T], what: str, attempts: int = ATTEMPTS) -> T:
+def _tried(access: Access, ask: Callable[[_Bounded], T], what: str) -> T:
     """Ask a file system something, through faults that pass and credentials that expire."""
     fs: fsspec.AbstractFileSystem | None = None
     deadline, number = Deadline(access.timeout_s), 0
@@ -210,7 +211,7 @@ def _tried(access: Access, ask: Callable[[_Bounded], T], what: str, attempts: in
     def renew(fault: Fault) -> bool:
         return access.refused(fs, fault)
 
-    return Tries(what, access.timeout_s, renew, access.secrets, attempts=attempts).call(attempt)
+    return Tries(what, access.timeout_s, renew, access.secrets, attempts=FIRST_ATTEMPTS).call(attempt)
 
 
 def find_files(
@@ -269,7 +270,7 @@ def _found(
         def expand(files: _Bounded, path: str = path, url: str = url) -> Any:
             return _expand(files, path, url, known.get(path))
 
-        root, found = _tried(access, expand, redact(url), FIRST_ATTEMPTS)
+        root, found = _tried(access, expand, redact(url))
         roots.append(root)
         for name, info in found.items():
             if name in infos:
@@ -315,7 +316,7 @@ def read_whole(url: str, options: AccessOptions) -> bytes:
     def read(files: _Bounded) -> bytes:
         return bytes(files.fs.cat_file(files.fs._strip_protocol(url)))
 
-    return _tried(access, read, redact(url), FIRST_ATTEMPTS)
+    return _tried(access, read, redact(url))
 
 
 def write_whole(url: str, data: bytes, options: AccessOptions) -> None:
@@ -327,7 +328,7 @@ def write_whole(url: str, data: bytes, options: AccessOptions) -> None:
         It cannot be written.
     """
     access, _ = open_access(url, options)
-    _tried(access, lambda files: files.fs.pipe_file(files.fs._strip_protocol(url), data), redact(url), FIRST_ATTEMPTS)
+    _tried(access, lambda files: files.fs.pipe_file(files.fs._strip_protocol(url), data), redact(url))
 
 
 def _paths(access: Access, urls: Sequence[str], options: AccessOptions) -> list[str]:
