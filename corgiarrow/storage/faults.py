@@ -192,6 +192,8 @@ class Tries:
         self._secrets = secrets
         self._count = count
         self._renewed = False
+        self._kinds: dict[str, None] = {}
+        """Types of the errors so far, in the order in which they came."""
         self._options: dict[str, Any] = {
             "retry": tenacity.retry_if_exception(self._goes_on),
             "stop": tenacity.stop_after_attempt(attempts) | tenacity.stop_before_delay(timeout_s),
@@ -248,6 +250,7 @@ class Tries:
         self._count()
         # Only the kind of the fault: its text may hold a signed URL.
         kind = "" if failed is None else type(_meant(failed)).__name__
+        self._kinds[kind] = None
         LOG.warning("%s: %s, attempt %d of %d", self._what, kind, state.attempt_number, self._attempts)
 
     def _ours(self, error: BaseException, statistics: Mapping[str, Any]) -> CorgiArrowError:
@@ -255,7 +258,10 @@ class Tries:
             return error
         attempts, seconds = statistics.get("attempt_number", 1), statistics.get("delay_since_first_attempt", 0.0)
         bounds = f"(bounds: {self._attempts} attempts, {self._timeout_s:.3g} s)"
-        tries = f"{attempts} attempts in {seconds:.1f} s failed {bounds}, the last with " if attempts > 1 else ""
+        # A last try that the deadline cuts says nothing of what the storage has answered.
+        others = ", ".join(kind for kind in self._kinds if kind != type(_meant(error)).__name__)
+        failed = f"failed {bounds}{f', some with {others}' if others else ''}, the last with "
+        tries = f"{attempts} attempts in {seconds:.1f} s {failed}" if attempts > 1 else ""
         return as_ours(error, self._what, self._secrets, tries)
 
 
