@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AsyncExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -220,10 +220,7 @@ class Fetcher:
             if kept is not None:
                 traffic.cached_bytes += len(kept)
                 return kept
-        async with AsyncExitStack() as places:
-            await places.enter_async_context(self._places)
-            if stop - start >= _LARGE_BYTES:
-                await places.enter_async_context(self._large_places)
+        async with self._places, self._large_places if stop - start >= _LARGE_BYTES else nullcontext():
             data = await self._through_faults(full, file, start, stop, what, deadline, traffic)
         traffic.fetched_bytes += len(data)
         if self._cache is not None and file.tells_content:
