@@ -531,6 +531,16 @@ def test_a_password_in_a_url(web: tuple[FaultProxy, Path], tmp_path: Path) -> No
         _calm(proxy)
 
 
+def test_a_password_in_urls_of_several_hosts(web: tuple[FaultProxy, Path]) -> None:
+    proxy, folder = web
+    urls = _urls(proxy.endpoint.replace("://", "://HUSHUSER:HUSHPASS@"), folder)
+    other = [url.replace("127.0.0.1", "localhost") for url in urls[:1]]
+    with _raised(ca.OptionError, r"several hosts.*client_kwargs"):
+        ca.Reader([*other, *urls[1:]])
+    reader = ca.Reader([url.replace("HUSHUSER:HUSHPASS@", "") for url in [*other, *urls[1:]]])
+    assert sum(batch.num_rows for batch in reader) == ca.Reader(folder).num_rows
+
+
 # Many keys
 
 

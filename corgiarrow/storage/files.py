@@ -254,6 +254,11 @@ def find_files(
         if len({path for path, _, _ in parted.values()}) < len(below):
             raise OptionError("two URLs differ only in what follows '?': their rows would come twice")
         below = {parted[name][0]: info for name, info in below.items()}
+        if any(redact(path) != path for path in below):
+            raise OptionError(
+                "URLs of several hosts name a user, which would stand in the names of their files: leave it out, and "
+                "give storage_options={'client_kwargs': {'auth': aiohttp.BasicAuth(user, password)}}"
+            )
     files = [_file_info(name, info) for name, info in sorted(below.items())]
     return Storage(access, root, cache, queries), files
 
