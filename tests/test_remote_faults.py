@@ -16,11 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+import s3fs
 from conftest import RAGGED, ids_of, write_dataset, write_rows
 from servers import FaultProxy, Running, Server, fault_proxy, http_server, moto_server, rclone_server
 
 import corgiarrow as ca
 from corgiarrow.storage import access, find_files
+from corgiarrow.storage.faults import Tries
 
 PASSING = ["reset", "503", "500", "truncated", "wrong-length"]
 MIXED = [*PASSING * 3, "timeout", "slow"]
@@ -78,9 +80,10 @@ def _calm(proxy: FaultProxy) -> None:
 
 @pytest.fixture(scope="module")
 def data(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders `groups` and `pieces`, which are in the bucket ``corgi`` too: small row groups, and large ones."""
+    """Folders `groups`, `few` and `pieces`, in the bucket ``corgi`` too: small row groups, and large ones."""
     folder = tmp_path_factory.mktemp("data")
     write_dataset(folder / "groups", GROUPS)
+    write_dataset(folder / "few", [[40, 10], [25]])
     (folder / "pieces").mkdir()
     first = 0
     with pq.ParquetWriter(folder / "pieces" / "x.parquet", LARGE, **SMALL_PAGES) as writer:
@@ -231,37 +234,68 @@ def test_indexed_through_faults(proxy: FaultProxy, data: Path, tmp_path: Path) -
 # Faults that last
 
 
+@pytest.fixture(scope="module")
+def warm(shared_proxy: FaultProxy) -> s3fs.S3FileSystem:
+    """A file system that is open already, so that little time is enough; its driver tries once, as ours do."""
+    _calm(shared_proxy)
+    options = {"config_kwargs": {"retries": {"max_attempts": 0}}, "default_cache_type": "none"}
+    files = s3fs.S3FileSystem(**_s3(shared_proxy), **options, skip_instance_cache=True, use_listings_cache=False)
+    files.retries = 1
+    assert not files.exists("corgi/nothing")
+    return files
+
+
 @pytest.mark.parametrize("kind", CAUSES)
-def test_row_groups_that_do_not_come_are_told_in_time(proxy: FaultProxy, data: Path, kind: str) -> None:
-    reader = ca.Reader("s3://corgi/groups", buffer_blocks=3, storage_options=_s3(proxy), timeout=1)
+def test_row_groups_that_do_not_come_are_told_in_time(
+    proxy: FaultProxy, data: Path, warm: s3fs.S3FileSystem, kind: str
+) -> None:
+    reader = ca.Reader("s3://corgi/few", filesystem=warm, timeout=2)
     proxy.set(rate=1, kinds=[kind])
-    with _raised(ca.StorageError, rf"^corgi/groups/part-\d+\.parquet, row group \d: {_tries(CAUSES[kind])}"):
+    with _raised(ca.StorageError, rf"^corgi/few/part-\d+\.parquet, row group \d: {_tries(CAUSES[kind])}"):
         list(reader)
     assert reader.stats.rows == 0
 
 
 @pytest.mark.parametrize("kind", ["reset", "timeout", "500", "truncated", "wrong-length"])
-def test_footers_that_do_not_come_are_told_in_time(proxy: FaultProxy, data: Path, kind: str) -> None:
+def test_footers_that_do_not_come_are_told_in_time(
+    proxy: FaultProxy, data: Path, warm: s3fs.S3FileSystem, kind: str
+) -> None:
     # The first object that is asked for is the folder's name: there is none.
     proxy.set(rate=1, kinds=[kind], after=1)
-    with _raised(ca.StorageError, rf"^corgi/groups/part-\d+\.parquet: {_tries(CAUSES[kind])}"):
-        ca.Reader("s3://corgi/groups", storage_options=_s3(proxy), timeout=1)
+    with _raised(ca.StorageError, rf"^corgi/few/part-\d+\.parquet: {_tries(CAUSES[kind])}"):
+        ca.Reader("s3://corgi/few", filesystem=warm, timeout=2)
 
 
 @pytest.mark.parametrize("kind", ["timeout", "503"])
-def test_a_listing_that_does_not_come_is_told_in_time(proxy: FaultProxy, kind: str) -> None:
+def test_a_listing_that_does_not_come_is_told_in_time(
+    proxy: FaultProxy, warm: s3fs.S3FileSystem, kind: str
+) -> None:
     proxy.set(rate=1, kinds=[kind])
-    with _raised(ca.StorageError, rf"^s3://corgi/groups: {_tries(CAUSES[kind])}"):
-        ca.Reader("s3://corgi/groups", storage_options=_s3(proxy), timeout=1)
-    given = ["s3://corgi/groups/part-001.parquet", "s3://corgi/groups/part-000.parquet"]
-    with _raised(ca.StorageError, rf"^s3://corgi/groups/part-00[01]\.parquet: {_tries(CAUSES[kind])}"):
-        ca.Reader(given, storage_options=_s3(proxy), timeout=1)
+    with _raised(ca.StorageError, rf"^s3://corgi/few: {_tries(CAUSES[kind])}"):
+        ca.Reader("s3://corgi/few", filesystem=warm, timeout=2)
+    given = ["s3://corgi/few/part-001.parquet", "s3://corgi/few/part-000.parquet"]
+    with _raised(ca.StorageError, rf"^s3://corgi/few/part-00[01]\.parquet: {_tries(CAUSES[kind])}"):
+        ca.Reader(given, filesystem=warm, timeout=2)
+
+
+def test_every_kind_of_fault_is_named() -> None:
+    """A last try that the deadline cuts says nothing of what the storage has answered."""
+    met = iter([ConnectionResetError(), OSError("Slow down"), TimeoutError()])
+
+    def fail() -> None:
+        raise next(met)
+
+    told = r"^x: 3 attempts .*, some with ConnectionResetError, OSError, the last with TimeoutError$"
+    with _raised(ca.StorageError, told):
+        Tries("x", 30, attempts=3).call(fail)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_was_read_before_is_delivered(proxy: FaultProxy, data: Path, form: str) -> None:
+def test_what_was_read_before_is_delivered(
+    proxy: FaultProxy, data: Path, warm: s3fs.S3FileSystem, form: str
+) -> None:
     options = {**FORMS[form], "shuffle": "none"}
-    reader = ca.Reader(f"s3://corgi/{form}", storage_options=_s3(proxy), timeout=1, **options)
+    reader = ca.Reader(f"s3://corgi/{form}", filesystem=warm, timeout=2, **options)
     batches = []
     proxy.set(rate=1, kinds=["503"], after=30)
     with _raised(ca.StorageError, rf"row group \d: {_tries('OSError')}"):
@@ -563,8 +597,8 @@ def test_more_keys_than_a_page_of_a_listing(server: Server, tmp_path: Path) -> N
 
 
 def test_one_dead_connection_holds_up_nobody_else(server: Server, proxy: FaultProxy, data: Path) -> None:
-    dead = ca.Reader("s3://corgi/groups", storage_options=_s3(proxy), timeout=2, batch_size=64, rank=0, world_size=2)
-    well = ca.Reader("s3://corgi/groups", storage_options=_s3(server), timeout=2, batch_size=64, rank=1, world_size=2)
+    dead = ca.Reader("s3://corgi/groups", storage_options=_s3(proxy), timeout=3, batch_size=64, rank=0, world_size=2)
+    well = ca.Reader("s3://corgi/groups", storage_options=_s3(server), timeout=3, batch_size=64, rank=1, world_size=2)
     proxy.set(rate=1, kinds=["timeout"])
     ended: dict[str, float] = {}
     began = time.monotonic()
@@ -579,7 +613,7 @@ def test_one_dead_connection_holds_up_nobody_else(server: Server, proxy: FaultPr
     assert list(well) == list(ca.Reader(data / "groups", batch_size=64, rank=1, world_size=2))
     ended["well"] = time.monotonic() - began
     thread.join()
-    assert ended["well"] < ended["dead"] < 2 + 2
+    assert ended["well"] < ended["dead"] < 3 + 3
 
 
 def _wait_for_a_fault(proxy: FaultProxy, met: int) -> float:
@@ -636,7 +670,7 @@ def test_a_comparison_that_hangs_is_told_in_time(rclone: tuple[Server, Path]) ->
     server, _ = rclone
     with fault_proxy(server.endpoint, rate=0, kinds=[]) as proxy:
         options = {"key": "HUSHKEY", "secret": "HUSHSECRET", "endpoint_url": proxy.endpoint}
-        reader = ca.Reader("s3://bucket", storage_options=options, timeout=1)
+        reader = ca.Reader("s3://bucket", storage_options=options, timeout=2)
         proxy.set(rate=1, kinds=["timeout"])
         with _raised(ca.StorageError, rf"^bucket/part-\d+\.parquet: {_tries(CAUSES['timeout'])}"):
             list(reader)
