@@ -601,7 +601,8 @@ class Pipeline:
         return lambda: self._mend(stream, state)
 
     def _note_peak(self) -> None:
-        self._stats.peak_bytes = max(self._stats.peak_bytes, self._reserved_bytes + sum(s.used for s in self._streams))
+        held = sum(s.used + s.session.held_bytes for s in self._streams)
+        self._stats.peak_bytes = max(self._stats.peak_bytes, self._reserved_bytes + held)
 
     # The tasks themselves run without the lock, and take it to hand over what they made.
 

@@ -144,7 +144,7 @@ def test_what_was_read_once_is_not_fetched_again(
         monkeypatch.setattr("corgiarrow.sources.parquet.PAGE_BYTES", 4096)
         monkeypatch.setattr("corgiarrow.sources.ranges.PAGE_BYTES", 4096)
         monkeypatch.setattr("corgiarrow.sources.ranges._LEAST_BYTES", 4096)
-        monkeypatch.setattr("corgiarrow.sources.ranges._READ_AHEAD_BYTES", 4096)
+        monkeypatch.setattr("corgiarrow.sources.ranges.BUFFER_BYTES", 4096)
     options: dict[str, Any] = {"name": SMALL, "memory": memory or "512 MiB", "index_cache": False}
     with reader(server, **options) as plain:
         assert (plain.plan().pieces is not None) == bool(memory)

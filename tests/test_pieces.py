@@ -204,7 +204,7 @@ def test_windows_give_every_byte_of_chunks_side_by_side(
         return [data[a:b] for a, b in ranges]
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("_READ_AHEAD_BYTES", 3), ("_LEAST_BYTES", 5), ("PAGE_ROWS", 7)):
+        for name, value in (("BUFFER_BYTES", 3), ("_LEAST_BYTES", 5), ("PAGE_ROWS", 7)):
             patch.setattr(f"corgiarrow.sources.ranges.{name}", value)
         windows = Windows(chunks, len(data), fetch, step_rows)
         files = [windows.opened() for _ in chunks]
@@ -227,7 +227,7 @@ def test_windows_give_every_byte_of_chunks_side_by_side(
 
 
 def test_a_remote_row_group_is_read_in_windows(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("corgiarrow.sources.ranges._READ_AHEAD_BYTES", 100)
+    monkeypatch.setattr("corgiarrow.sources.ranges.BUFFER_BYTES", 100)
     memory = fsspec.filesystem("memory")
     memory.put(str(large), "/pieces", recursive=True)
     try:

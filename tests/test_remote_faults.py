@@ -106,8 +106,8 @@ SMALL_PAGES = {"data_page_size": 4096, "write_batch_size": 64, "use_dictionary":
 def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a cursor costs and what it fetches follow from the size of pages, which are small in these files."""
     monkeypatch.setattr("corgiarrow.sources.parquet.PAGE_BYTES", 4096)
-    monkeypatch.setattr("corgiarrow.sources.cursors._BUFFER_BYTES", 4096)
-    for name, value in (("PAGE_BYTES", 4096), ("_READ_AHEAD_BYTES", 100), ("_LEAST_BYTES", 8192)):
+    monkeypatch.setattr("corgiarrow.sources.cursors.BUFFER_BYTES", 4096)
+    for name, value in (("PAGE_BYTES", 4096), ("BUFFER_BYTES", 100), ("_LEAST_BYTES", 8192)):
         monkeypatch.setattr(f"corgiarrow.sources.ranges.{name}", value)
 
 

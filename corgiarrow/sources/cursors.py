@@ -15,8 +15,8 @@ from corgiarrow.footers import open_parquet
 from corgiarrow.index import Int64s
 from corgiarrow.sources.decode import Decoder, rows_of
 
-_BUFFER_BYTES = 64 * 1024
-"""Bytes that a column asks of a file at once; a larger page is read whole."""
+BUFFER_BYTES = 64 * 1024
+"""Bytes that a column asks of a local file at once; a larger page is read whole."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class RowGroups:
         Returns a context that gives what pyarrow opens.
     closed
         Called when none of what was opened is read any more.
+    buffer_bytes
+        Bytes that a column asks of it at once.
     """
 
     file: int
@@ -40,6 +42,7 @@ class RowGroups:
     footer: pq.FileMetaData
     opened: Callable[[], AbstractContextManager[Any]]
     closed: Callable[[], None]
+    buffer_bytes: int = BUFFER_BYTES
 
     @property
     def rows(self) -> int:
@@ -184,7 +187,7 @@ class _Part:
         dictionaries = self._decoder.dictionaries(groups.file, columns)
         origin = files.enter_context(groups.opened())
         reader = files.enter_context(
-            open_parquet(origin, groups.footer, dictionaries=dictionaries, buffer_size=_BUFFER_BYTES)
+            open_parquet(origin, groups.footer, dictionaries=dictionaries, buffer_size=groups.buffer_bytes)
         )
         batches: Iterator[pa.RecordBatch] = reader.iter_batches(
             self._batch_rows, row_groups=groups.numbers, columns=names, use_threads=False

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from corgiarrow.errors import CorgiArrowError, ReadError, tells_of_broken_data
 from corgiarrow.footers import open_parquet
 from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex, Int64s
+from corgiarrow.sources import cursors, ranges
 from corgiarrow.sources.cursors import Cursor, RowGroups
 from corgiarrow.sources.decode import Decoder, rows_of
 from corgiarrow.sources.ranges import PAGE_BYTES, PAGE_ROWS, FetchedRanges
@@ -310,7 +311,8 @@ class ParquetSession:
         """Cursors that threads read."""
         self._at: dict[int, int] = {}
         """For each remote block in pieces whose windows are held, the row up to which they were fetched."""
-        self._left_over = 0
+        self._left: dict[int, int] = {}
+        """For each of them, the bytes that were left when a piece was read last."""
         self._stopped = False
         held = zip(source.columns, source.decoder.held_types, strict=False)
         fields = [c.field.with_type(kind) for c, kind in held]
@@ -419,7 +421,7 @@ class ParquetSession:
     @property
     def held_bytes(self) -> int:
         """Bytes of remote files that are left over from what was fetched for pieces."""
-        return self._left_over
+        return sum(list(self._left.values()))
 
     def _read_piece(self, block: int, start: int, stop: int) -> list[pa.ChunkedArray]:
         source, index = self._source, self._index
@@ -446,7 +448,7 @@ class ParquetSession:
             if not done and cursor is not None:
                 cursor.close()
             if self._remote is not None:
-                self._left_over = self._remote.held_bytes
+                self._left[block] = self._remote.trim(block)
         if self._remote is None:
             part = (stop - begin) / int(source.block_rows[block])
             with self._lock:
@@ -490,9 +492,11 @@ class ParquetSession:
             if self._remote is not None:
                 self._remote.forget(block)
                 self._at.pop(block, None)
+                self._left.pop(block, None)
 
         kept = source.kept if source.selection.by_rows else None
-        where = RowGroups(file, row_groups, self._index.footer(file), opened, closed)
+        buffer_bytes = cursors.BUFFER_BYTES if self._remote is None else ranges.BUFFER_BYTES
+        where = RowGroups(file, row_groups, self._index.footer(file), opened, closed, buffer_bytes)
         return Cursor(source.decoder, where, kept, batch_rows, self._compact, self._executor, self._parts)
 
     def _rows_at_once(self, block: int) -> int:

@@ -17,10 +17,10 @@ PAGE_ROWS = 20_000
 PAGE_BYTES = 2**20
 """Rows and bytes of a data page, at most, as most writers make them."""
 
-_READ_AHEAD_BYTES = 2**16 + 2**12
-"""Bytes past a page that its reader asks for."""
+BUFFER_BYTES = 2**14
+"""Bytes that a column asks of windows at once, past the page that it reads: they are held for each column."""
 
-_LEAST_BYTES = 2**16
+_LEAST_BYTES = 2**15
 """Bytes that are fetched of a chunk at least: a request costs more than so many bytes."""
 
 
@@ -123,7 +123,7 @@ class Chunk:
         if not share:
             return self.start
         page = min((self.stop - self.data_start) * PAGE_ROWS / max(self.rows, 1), PAGE_BYTES)
-        end = self.data_start + int((self.stop - self.data_start) * share + page) + _READ_AHEAD_BYTES
+        end = self.data_start + int((self.stop - self.data_start) * share + page) + BUFFER_BYTES
         return self.stop if self.stop - end < _LEAST_BYTES else end
 
     def row_at(self, place: int) -> int:
@@ -178,11 +178,17 @@ class Windows:
 
     def add(self, ranges: Ranges, found: Sequence[bytes]) -> None:
         """Put what was fetched behind what is held; what was read already goes."""
+        self.trim()
         for (start, _), more in zip(ranges, found, strict=True):
             number = bisect_right(self._starts, start) - 1
             begin, data = self._held[number]
+            self._held[number] = (begin, data + more)
+
+    def trim(self) -> None:
+        """Let go of what was read."""
+        for number, (begin, data) in enumerate(self._held):
             keep = min(max(self._used[number], begin), begin + len(data))
-            self._held[number] = (keep, data[keep - begin :] + more)
+            self._held[number] = (keep, data[keep - begin :])
 
     def opened(self) -> "WindowsFile":
         """Return a file of them, with a place of its own."""

@@ -109,14 +109,17 @@ class RemoteBytes:
         """Return the windows of row groups, with what was fetched ahead; see :meth:`start_rows`."""
         return self._windows_of(block, file, row_groups, self._index.footer(file), step_rows, what)
 
+    def trim(self, block: int) -> int:
+        """Let go of what was read of row groups; return the bytes that are left of what was fetched for it."""
+        windows = self._windows.get(block)
+        if windows is None:
+            return 0
+        windows.trim()
+        return windows.held_bytes
+
     def forget(self, block: int) -> None:
         """Let go of the windows of row groups."""
         self._windows.pop(block, None)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of all windows."""
-        return sum(windows.held_bytes for windows in list(self._windows.values()))
 
     def _windows_of(
         self, block: int, file: int, row_groups: Sequence[int], footer: pq.FileMetaData, step_rows: int, what: str
