@@ -206,12 +206,13 @@ def rivals(folder: Path, rounds: int, threads: int, tables: list[Path]) -> dict[
         with serving(folder, latency=LATENCY_S, rate=RATE) as server:
             index = ca.BlockIndex.build(f"s3://{key}", storage_options=server.options)
 
-            def epoch(shuffle: str, index: ca.BlockIndex = index) -> int:
-                with ca.Reader(index, batch_size=1024, shuffle=shuffle, threads=threads) as reader:
+            def epoch(shuffle: str, index: ca.BlockIndex = index, **options: Any) -> int:
+                with ca.Reader(index, batch_size=1024, shuffle=shuffle, threads=threads, **options) as reader:
                     return sum(batch.num_rows for batch in reader)
 
             ways = {
                 "corgipile": lambda: epoch("corgipile"),
+                "corgipile, a quarter of the blocks": lambda: epoch("corgipile", buffer_fraction=0.25),
                 "none": lambda: epoch("none"),
                 "pq.read_row_group over s3fs.open": lambda s=server, k=key: naive(s, k),
                 "pyarrow.dataset": lambda s=server, k=key: dataset(s, k),
