@@ -25,7 +25,7 @@ from corgiarrow.sources import BlockSource
 from corgiarrow.sources.parquet import ParquetSource
 from corgiarrow.sources.selection import whole_files_filter
 from corgiarrow.split import Split
-from corgiarrow.storage import AccessOptions
+from corgiarrow.storage import AccessOptions, check_keywords
 from corgiarrow.strategies import Strategy, as_strategy
 
 Data = str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | BlockIndex | BlockSource
@@ -170,6 +170,7 @@ class Reader:
         progress: bool = False,
         **access: Unpack[AccessOptions],
     ):
+        check_keywords(access)
         for name, value in (("batch_size", batch_size), ("streams", streams), ("threads", threads)):
             left_open = value is None and name != "batch_size"
             if not left_open and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

@@ -220,6 +220,12 @@ def test_bad_options(ragged: Path, options: dict[str, object], said: str) -> Non
     assert isinstance(caught.value, ValueError)
 
 
+def test_a_mistyped_keyword(ragged: Path) -> None:
+    for data in (ragged, ca.BlockIndex.build(ragged), ArraySource([10])):
+        with pytest.raises(TypeError, match=r"unexpected keywords \['batchsize'\]"):
+            ca.Reader(data, batchsize=3)
+
+
 def test_columns(ragged: Path) -> None:
     with pytest.raises(
         ca.ColumnNotFoundError, match=r"columns \['y'\] are in no file of .*: it has id, x, name, label"

@@ -3,7 +3,15 @@
 from corgiarrow.storage.access import AccessOptions, StorageOptions
 from corgiarrow.storage.faults import LOG, as_ours
 from corgiarrow.storage.fetching import FileInfo, Ranges, Traffic, cut
-from corgiarrow.storage.files import PARQUET_SUFFIXES, Storage, find_files, open_access, read_whole, write_whole
+from corgiarrow.storage.files import (
+    PARQUET_SUFFIXES,
+    Storage,
+    check_keywords,
+    find_files,
+    open_access,
+    read_whole,
+    write_whole,
+)
 from corgiarrow.storage.redaction import redact, redact_message, without_secrets
 from corgiarrow.storage.writing import write_atomic
 
@@ -17,6 +25,7 @@ __all__ = [
     "StorageOptions",
     "Traffic",
     "as_ours",
+    "check_keywords",
     "cut",
     "find_files",
     "open_access",

@@ -284,6 +284,13 @@ def _found(
     return roots, infos
 
 
+def check_keywords(options: AccessOptions) -> None:
+    """Raise a TypeError where there is no such keyword, as Python does for those that a function names itself."""
+    unknown = sorted(set(options) - set(AccessOptions.__annotations__))
+    if unknown:
+        raise TypeError(f"unexpected keywords {unknown}")
+
+
 def open_access(url: str, options: AccessOptions) -> tuple[Access, RangeCache | None]:
     """Return what the keywords say of a file system and of a local cache; nothing is opened yet.
 
@@ -292,10 +299,8 @@ def open_access(url: str, options: AccessOptions) -> tuple[Access, RangeCache | 
     OptionError, MissingExtraError
         One is out of its bounds, or cannot be used.
     """
+    check_keywords(options)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    unknown = sorted(set(given) - set(AccessOptions.__annotations__))
-    if unknown:
-        raise TypeError(f"unexpected keywords {unknown}")
     folder, limit = given.pop("cache", None), given.pop("cache_bytes", None)
     given.pop("index_cache", None)  # For whoever builds one.
     if limit is not None and folder is None:
