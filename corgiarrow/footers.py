@@ -119,7 +119,12 @@ def _footer_length(tail: bytes) -> int:
 
 
 def open_parquet(
-    origin: Any, footer: pq.FileMetaData, *, dictionaries: Sequence[str] = (), buffer_size: int = 0
+    origin: Any,
+    footer: pq.FileMetaData,
+    *,
+    dictionaries: Sequence[str] = (),
+    buffer_size: int = 0,
+    pre_buffer: bool = False,
 ) -> pq.ParquetFile:
     """Open a file whose footer is known, with the options on which the dataset's types depend.
 
@@ -129,7 +134,7 @@ def open_parquet(
         origin,
         metadata=footer,
         read_dictionary=list(dictionaries),
-        pre_buffer=False,
+        pre_buffer=pre_buffer,
         buffer_size=buffer_size,
         coerce_int96_timestamp_unit="us",
         page_checksum_verification=True,

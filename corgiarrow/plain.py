@@ -37,7 +37,8 @@ def read_plain(index: BlockIndex, groups: Sequence[int], columns: Sequence[str])
             if not storage.is_local:
                 origin = stack.enter_context(storage.fs.open(origin, "rb"))
             footer = index.footer(file)
-            reader = stack.enter_context(open_parquet(origin, footer))
+            # As pyarrow does by itself: of a remote file neighbouring columns are asked for together.
+            reader = stack.enter_context(open_parquet(origin, footer, pre_buffer=not storage.is_local))
             return reader.read_row_groups(numbers, columns=list(columns), use_threads=False)
     except (ReadError, StorageError):
         raise
