@@ -64,7 +64,11 @@ def read_footer(storage: Storage, file: FileInfo) -> pq.FileMetaData:
     NotParquetError
         The file is not Parquet, is cut, or its footer is encrypted or damaged.
     """
-    tail = _read_tail(storage, file, tail_range(file))
+    return _from_tail(storage, file, _read_tail(storage, file, tail_range(file)))
+
+
+def _from_tail(storage: Storage, file: FileInfo, tail: bytes) -> pq.FileMetaData:
+    """Parse a footer, given the last bytes of its file; where it is larger than they are, it is read anew."""
     if (larger := whole_tail_range(file, tail)) is not None:
         tail = _read_tail(storage, file, larger)
     return parse_footer(storage, file, tail)
@@ -174,9 +178,7 @@ def read_footers(
             if not tails:
                 tails.extend(under_way.popleft().result())
             tail = tails.popleft()
-            if (larger := whole_tail_range(file, tail)) is not None:
-                tail = _read_tail(storage, file, larger)
-            yield kept(lambda file=file, tail=tail: parse_footer(storage, file, tail))  # type: ignore[misc]
+            yield kept(lambda file=file, tail=tail: _from_tail(storage, file, tail))  # type: ignore[misc]
     finally:
         for future in under_way:
             future.cancel()

@@ -1,6 +1,6 @@
 """From URLs to a file system and its files: listing, byte ranges through faults, a local cache, and no secret told."""
 
-from corgiarrow.storage.access import AccessOptions, StorageOptions
+from corgiarrow.storage.access import AccessOptions
 from corgiarrow.storage.faults import LOG, as_ours
 from corgiarrow.storage.fetching import FileInfo, Ranges, Traffic, cut
 from corgiarrow.storage.files import (
@@ -22,7 +22,6 @@ __all__ = [
     "FileInfo",
     "Ranges",
     "Storage",
-    "StorageOptions",
     "Traffic",
     "as_ours",
     "check_keywords",

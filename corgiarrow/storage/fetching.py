@@ -114,6 +114,10 @@ class Deadline:
             self._end = now + self._seconds
         return max(self._end - now, 0.001)
 
+    def of_try(self, number: int) -> float:
+        """Return the seconds after which try `number`, from 1 on, of something small is broken off."""
+        return min(self._seconds * TRY_PART * 2.0 ** (number - 1), self.left())
+
 
 class Fetcher:
     """Fetches ranges of one storage's files, in one process.
@@ -139,7 +143,7 @@ class Fetcher:
 
     def is_conditional(self, file: FileInfo) -> bool:
         """Whether requests can say which version of a file they mean."""
-        return bool(file.etag) and _kind(self._access.fs) in ("s3", "http")
+        return bool(file.etag) and bool(_kind(self._access.fs))
 
     async def fetch(self, full: str, file: FileInfo, ranges: Ranges, what: str, traffic: Traffic) -> list[bytes]:
         """Fetch ranges ``[start, stop)`` of a file.
@@ -173,7 +177,7 @@ class Fetcher:
 
         async def ask(fs: fsspec.AbstractFileSystem, number: int) -> Mapping[str, Any]:
             fs.invalidate_cache(fs._parent(full))
-            async with asyncio.timeout(min(self._access.timeout_s * TRY_PART * 2 ** (number - 1), deadline.left())):
+            async with asyncio.timeout(deadline.of_try(number)):
                 if is_async(fs):
                     return await fs._info(full)  # type: ignore[no-any-return]
                 found: Mapping[str, Any] = await self._loop.run_in_executor(None, fs.info, full)

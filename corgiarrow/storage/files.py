@@ -17,7 +17,7 @@ import fsspec.asyn
 from corgiarrow.errors import AccessDeniedError, NoFilesError, OptionError, StorageError
 from corgiarrow.storage.access import REQUESTS, Access, AccessOptions, has_scheme, is_async, is_local, located
 from corgiarrow.storage.cache import DEFAULT_CACHE_BYTES, RangeCache
-from corgiarrow.storage.faults import FIRST_ATTEMPTS, TRY_PART, Fault, Tries, as_ours, fault_of
+from corgiarrow.storage.faults import FIRST_ATTEMPTS, Fault, Tries, as_ours, fault_of
 from corgiarrow.storage.fetching import CONTENT_KEYS, Deadline, Fetcher, FileInfo, Ranges, Traffic, Wanted
 from corgiarrow.storage.redaction import redact, redact_message
 
@@ -124,10 +124,19 @@ class Storage:
         # Listings of some file systems tell other things than their answers about one file.
         return _file_info(file.path, found, (file.version.partition("=")[0],))
 
-    def start_fetch(
-        self, file: FileInfo, ranges: Ranges, what: str = "", traffic: Traffic | None = None
-    ) -> "Future[list[bytes]]":
-        """Begin to read byte ranges ``[start, stop)`` of one file, many at a time.
+    def start_fetch_each(self, wanted: Sequence[tuple[FileInfo, tuple[int, int]]]) -> "Future[list[bytes]]":
+        """Begin to read one byte range of each of some files.
+
+        Returns
+        -------
+        Future
+            The bytes of each, or one of the errors of :meth:`fetch`; cancelling it breaks the requests off.
+        """
+        each = [Wanted(self.full(f.path), f, start, stop, self.shown(f.path)) for f, (start, stop) in wanted]
+        return self.fetcher.submit(self.fetcher.fetch_one_each(each, Traffic()))
+
+    def fetch(self, file: FileInfo, ranges: Ranges, what: str = "") -> list[bytes]:
+        """Read byte ranges ``[start, stop)`` of one file, many at a time.
 
         Parameters
         ----------
@@ -137,27 +146,6 @@ class Storage:
             Byte ranges, one request each; :func:`cut` makes good ones.
         what
             Name to give to them in errors; the file's by default.
-        traffic
-            Where to count what is asked for.
-
-        Returns
-        -------
-        Future
-            The bytes of each range, or one of the errors of :meth:`fetch`; cancelling it breaks the requests off.
-        """
-        fetcher = self.fetcher
-        what = what or self.shown(file.path)
-        return fetcher.submit(fetcher.fetch(self.full(file.path), file, ranges, what, traffic or Traffic()))
-
-    def start_fetch_each(self, wanted: Sequence[tuple[FileInfo, tuple[int, int]]]) -> "Future[list[bytes]]":
-        """Begin to read one byte range of each of some files; see :meth:`start_fetch`."""
-        each = [Wanted(self.full(f.path), f, start, stop, self.shown(f.path)) for f, (start, stop) in wanted]
-        return self.fetcher.submit(self.fetcher.fetch_one_each(each, Traffic()))
-
-    def fetch(
-        self, file: FileInfo, ranges: Ranges, what: str = "", traffic: Traffic | None = None
-    ) -> list[bytes]:
-        """Read byte ranges of one file, as :meth:`start_fetch`, and wait for them.
 
         Raises
         ------
@@ -168,7 +156,8 @@ class Storage:
         StorageError
             They cannot be read, also after some tries where the fault may pass.
         """
-        future = self.start_fetch(file, ranges, what, traffic)
+        what = what or self.shown(file.path)
+        future = self.fetcher.submit(self.fetcher.fetch(self.full(file.path), file, ranges, what, Traffic()))
         try:
             return future.result()
         finally:
@@ -203,10 +192,8 @@ def _tried(access: Access, ask: Callable[[_Bounded], T], what: str) -> T:
     def attempt() -> T:
         nonlocal fs, number
         fs = access.fs
-        left = deadline.left()
-        one_s = min(access.timeout_s * TRY_PART * 2**number, left)
         number += 1
-        return ask(_Bounded(fs, one_s, left))
+        return ask(_Bounded(fs, deadline.of_try(number), deadline.left()))
 
     def renew(fault: Fault) -> bool:
         return access.refused(fs, fault)
@@ -382,7 +369,7 @@ def _infos(access: Access, paths: Sequence[str], urls: Sequence[str]) -> dict[st
         deadline = Deadline(access.timeout_s)
 
         async def attempt(number: int) -> Mapping[str, Any]:
-            async with asyncio.timeout(min(access.timeout_s * TRY_PART * 2 ** (number - 1), deadline.left())):
+            async with asyncio.timeout(deadline.of_try(number)):
                 return await access.fs._info(path)  # type: ignore[no-any-return]
 
         async with places:
