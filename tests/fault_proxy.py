@@ -9,6 +9,7 @@ reset                   the connection is reset before any byte of an answer
 timeout                 no answer; the connection stays open until the client goes
 503, 500                S3's SlowDown and InternalError
 expired, denied         S3's ExpiredToken and AccessDenied, both with 403
+signed-url              the same as denied, for requests whose URL is signed
 truncated               the right head, half the body, and the end of the connection
 slow                    the right head, then a byte every 0.2 s; the last one never comes
 wrong-length            an answer in good form with the first half of the range that was asked for
@@ -42,6 +43,7 @@ ERRORS = {
     "500": ("500 Internal Server Error", "InternalError", "We encountered an internal error. Please try again."),
     "expired": ("403 Forbidden", "ExpiredToken", "The provided token has expired."),
     "denied": ("403 Forbidden", "AccessDenied", "Access Denied"),
+    "signed-url": ("403 Forbidden", "AccessDenied", "Access Denied"),
 }
 SPOILT = ("truncated", "slow", "wrong-length")
 KINDS = ("reset", "timeout", *ERRORS, *SPOILT)
@@ -163,6 +165,8 @@ def _asks_for_an_object(request: Head) -> bool:
 def _can_meet(request: Head, kind: str) -> bool:
     if kind in SPOILT and request.words[0] != "GET":
         return False
+    if kind == "signed-url":
+        return "Signature=" in request.words[1]
     return kind != "wrong-length" or "range" in request.headers
 
 

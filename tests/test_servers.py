@@ -72,6 +72,7 @@ def met(proxy: FaultProxy, kind: str) -> int:
 
 def test_files_over_http(files: Running) -> None:
     size = len(BODY)
+    before = len(files.requests())
     with Client(files.endpoint) as client:
         status, headers, body = client.ask()
         assert (status, body) == (200, BODY)
@@ -87,7 +88,7 @@ def test_files_over_http(files: Running) -> None:
         assert (status, headers["content-range"]) == (416, f"bytes */{size}")
         assert client.ask(If_Match='"other"')[0] == 412
         assert [client.ask(path=path)[0] for path in ("/none", "/bucket", "/../x")] == [404] * 3
-    assert files.requests()[:2] == ["GET /bucket/x.bin", "HEAD /bucket/x.bin"]
+    assert files.requests()[before : before + 2] == ["GET /bucket/x.bin", "HEAD /bucket/x.bin"]
 
 
 def test_files_whole(folder: Path) -> None:
@@ -122,7 +123,7 @@ def test_without_faults_all_passes_unchanged(files: Running, proxy: FaultProxy) 
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-@pytest.mark.parametrize("kind", ERRORS)
+@pytest.mark.parametrize("kind", sorted(ERRORS.keys() - {"signed-url"}))
 def test_errors_of_s3(proxy: FaultProxy, kind: str, method: str) -> None:
     proxy.set(rate=1, kinds=[kind])
     status, code, message = ERRORS[kind]

@@ -16,6 +16,7 @@ from corgiarrow.storage.access import REQUESTS, Access, is_async, protocols
 from corgiarrow.storage.cache import RangeCache
 from corgiarrow.storage.faults import TRY_PART, Fault, ShortReadError, Tries, fault_of, kinds_of_faults
 from corgiarrow.storage.redaction import redact
+from corgiarrow.storage.s3 import S3Ranges
 
 RANGE_BYTES = 8 * 2**20
 """Bytes of one request, at most about."""
@@ -134,6 +135,7 @@ class Fetcher:
         self._access = access
         self._cache = cache
         self._loop = getattr(access.fs, "loop", None) or fsspec.asyn.get_loop()
+        self._s3 = S3Ranges()
         self._places = asyncio.Semaphore(REQUESTS)
         self._large_places = asyncio.Semaphore(_LARGE_REQUESTS)
 
@@ -265,7 +267,7 @@ class Fetcher:
     async def _request(self, fs: fsspec.AbstractFileSystem, full: str, file: FileInfo, start: int, stop: int) -> bytes:
         etag = file.etag
         if etag and _kind(fs) == "s3":
-            return await _s3_range(fs, full, start, stop, etag)
+            return await self._s3.get(fs, full, start, stop, etag)
         if etag and _kind(fs) == "http":
             headers = {**fs.kwargs.get("headers", {}), "If-Match": etag}
             return await fs._cat_file(full, start=start, end=stop, headers=headers)  # type: ignore[no-any-return]
@@ -292,17 +294,6 @@ def _kind(fs: fsspec.AbstractFileSystem) -> str:
     if "s3" in protocols(fs) and hasattr(fs, "_call_s3"):
         return "s3"
     return "http" if "http" in protocols(fs) and hasattr(fs, "kwargs") else ""
-
-
-async def _s3_range(fs: Any, full: str, start: int, stop: int, etag: str) -> bytes:
-    """Fetch a range on the condition that the object is still the same, which s3fs offers to its open files alone."""
-    bucket, key, version = fs.split_path(full)
-    which = {"VersionId": version} if version else {}
-    answer = await fs._call_s3(
-        "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", IfMatch=etag, **which
-    )
-    async with answer["Body"] as body:
-        return await body.read()  # type: ignore[no-any-return]
 
 
 def cut(chunks: Ranges, hole: int = HOLE_BYTES, most: int = RANGE_BYTES) -> list[tuple[int, int]]:
