@@ -24,9 +24,20 @@ from corgiarrow.plan import EpochPlan
 from corgiarrow.reader import Reader
 from corgiarrow.sources import BlockSource
 from corgiarrow.split import Split
-from corgiarrow.strategies import BlockOnly, CorgiPile, EpochShuffle, NoShuffle, ShuffleOnce, Strategy
+from corgiarrow.strategies import (
+    MRS,
+    BlockOnly,
+    CorgiPile,
+    EpochShuffle,
+    NoShuffle,
+    ShuffleOnce,
+    SlidingWindow,
+    Spread,
+    Strategy,
+)
 
 __all__ = [
+    "MRS",
     "AccessDeniedError",
     "BlockIndex",
     "BlockOnly",
@@ -49,8 +60,10 @@ __all__ = [
     "Reader",
     "SchemaMismatchError",
     "ShuffleOnce",
+    "SlidingWindow",
     "SourceChangedError",
     "Split",
+    "Spread",
     "StateMismatchError",
     "StorageError",
     "Strategy",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from corgiarrow.errors import BudgetError, OptionError
-from corgiarrow.strategies import Int64s, Strategy
+from corgiarrow.strategies import Floats, Int64s, Strategy
 from corgiarrow.units import parse_bytes, show_bytes
 
 DEFAULT_MEMORY = "512 MiB"
@@ -130,19 +130,19 @@ def resolve(request: Request, sizes: Sizes, strategy: Strategy, streams: int) ->
     """
     if not len(sizes.nbytes):
         return Budget(1, parse_bytes("memory", request.memory or DEFAULT_MEMORY))
-    factor = max(strategy.memory_factor, _SHUFFLE_FACTOR + sizes.largest_column if strategy.copies else 0)
-    each = _PERMUTATION_BYTES if strategy.copies else 0
+    merged = np.arange(1, len(sizes.nbytes) + 1)
+    factor, each = _factors(merged, sizes, strategy)
     indices = each * _needed(sizes.rows, 1.0, strategy, streams)
     # The last block of a buffer is decoded beside the others.
     needed = indices + np.maximum(
         _needed(sizes.nbytes, factor, strategy, streams),
-        _needed(sizes.nbytes, 1.0, strategy, streams) + sizes.decode_bytes.max(),
+        _needed(sizes.nbytes, strategy.held_factor(merged), strategy, streams) + sizes.decode_bytes.max(),
     )
     if request.buffer_blocks is None and request.buffer_fraction is None:
         memory = parse_bytes("memory", request.memory or DEFAULT_MEMORY)
         option, room = f"memory of {show_bytes(memory)}", memory // streams
         fits = int(np.searchsorted(needed, int(room * (1 - _ALLOCATOR_PART)) - sizes.batch_bytes, side="right"))
-        in_pieces = _in_pieces(sizes, factor, strategy, room, fits, each)
+        in_pieces = _in_pieces(sizes, strategy, streams, room, fits)
         if in_pieces is not None:
             return in_pieces
     else:
@@ -151,10 +151,10 @@ def resolve(request: Request, sizes: Sizes, strategy: Strategy, streams: int) ->
         fits = min(blocks // (1 if strategy.merges_all else streams), len(sizes.nbytes))
         # Blocks read ahead keep the disk, or the line, busy also where a buffer merges one or two.
         room = int((needed[fits - 1] + 4 * sizes.nbytes.max() + sizes.batch_bytes) / (1 - _ALLOCATOR_PART))
-    asked = strategy.buffer_blocks(len(sizes.nbytes), max(fits, 1))
+    asked = strategy.buffer_blocks(sizes.rows, max(fits, 1), streams)
     if fits < asked:
         whole = int((needed[asked - 1] + sizes.batch_bytes) / (1 - _ALLOCATOR_PART)) + 1
-        least = _least(sizes, factor, strategy, whole)
+        least = _least(sizes, strategy, streams, whole)
         remedy = f"memory='{-(-least * streams // 2**20)} MiB'"
         if request.buffer_blocks or request.buffer_fraction:
             remedy = f"buffer_blocks={asked * (1 if strategy.merges_all else streams)}"
@@ -167,25 +167,38 @@ def resolve(request: Request, sizes: Sizes, strategy: Strategy, streams: int) ->
     return Budget(asked, room, int(indices[asked - 1]) + int(room * _ALLOCATOR_PART) + sizes.batch_bytes)
 
 
-def _least(sizes: Sizes, factor: float, strategy: Strategy, whole: int) -> int:
+def _least(sizes: Sizes, strategy: Strategy, streams: int, whole: int) -> int:
     """Bytes with which a stream can go on: what whole blocks need, or less where they can be read in pieces."""
     room = 2**20
-    while room < whole and _in_pieces(sizes, factor, strategy, room, 0, _PERMUTATION_BYTES) is None:
+    while room < whole and _in_pieces(sizes, strategy, streams, room, 0) is None:
         room += max(room // 16, 1)
     return min(room, whole)
 
 
-def _needed(nbytes: Int64s, factor: float, strategy: Strategy, streams: int) -> Int64s:
+def _factors(blocks: Int64s, sizes: Sizes, strategy: Strategy) -> tuple[Floats, Floats]:
+    """Return what a strategy needs for buffers of so many blocks, float64 [blocks] each.
+
+    Memory in units of the buffer, and bytes of a permutation for each of its rows.
+    """
+    factor = strategy.memory_factor(blocks)
+    if not strategy.copies:
+        return factor, np.zeros(len(blocks))
+    gathered = strategy.gathered_factor(blocks)
+    beside = (_SHUFFLE_FACTOR - 1 + sizes.largest_column) * gathered
+    return np.maximum(factor, strategy.held_factor(blocks) + beside), _PERMUTATION_BYTES * gathered
+
+
+def _needed(nbytes: Int64s, factor: "Floats | float", strategy: Strategy, streams: int) -> Int64s:
     """Bytes that a stream needs for a buffer of 1, 2, … blocks, int64 [blocks]."""
     if strategy.merges_all:
         # A stream's piece of the line may end inside of a block on either side.
-        whole = int(nbytes.sum() / streams + (2 * nbytes.max() if streams > 1 else 0)) * factor
-        return np.full(len(nbytes), whole, dtype=np.int64)
+        whole = int(nbytes.sum() / streams + (2 * nbytes.max() if streams > 1 else 0))
+        return np.asarray(np.full(len(nbytes), whole) * factor, dtype=np.int64)
     # A buffer of n blocks takes at most what the n largest blocks take.
     return np.asarray(np.cumsum(np.sort(nbytes)[::-1]) * factor, dtype=np.int64)
 
 
-def _in_pieces(sizes: Sizes, factor: float, strategy: Strategy, room: int, fits: int, each: int) -> Budget | None:
+def _in_pieces(sizes: Sizes, strategy: Strategy, streams: int, room: int, fits: int) -> Budget | None:
     """Return a budget that reads large blocks in pieces, or None where whole blocks serve as well or better.
 
     Parameters
@@ -194,13 +207,12 @@ def _in_pieces(sizes: Sizes, factor: float, strategy: Strategy, room: int, fits:
         Bytes of a stream.
     fits
         Whole blocks that a buffer of so many bytes could merge.
-    each
-        Bytes of a permutation for each row.
     """
     enough = min(_WHOLE_BLOCKS, len(sizes.nbytes)) if strategy.mixes_pieces else 1
     if strategy.merges_all or fits >= enough or sizes.cursor_bytes is None:
         return None
     share = room * (1 - _ALLOCATOR_PART) / (_WHOLE_BLOCKS if strategy.mixes_pieces else 1)
+    factor, each = (float(x[0]) for x in _factors(np.array([_PIECES]), sizes, strategy))
     taken = sizes.nbytes * factor + each * sizes.rows
     room_whole = room * (1 - _ALLOCATOR_PART) - sizes.batch_bytes
     large = ((taken > share) | (sizes.nbytes + sizes.decode_bytes > room_whole)) & (sizes.rows > 1)
@@ -226,10 +238,13 @@ def _in_pieces(sizes: Sizes, factor: float, strategy: Strategy, room: int, fits:
     # As many as there are when all but the last have as many rows as the first.
     pieces = -(-sizes.rows // -(-sizes.rows // pieces))
     nbytes, rows = (np.repeat(-(-sizes_of // pieces), pieces) for sizes_of in (sizes.nbytes, sizes.rows))
-    indices = each * _needed(rows, 1.0, strategy, 1)
-    needed = _needed(nbytes, factor, strategy, 1) + indices
+    factors, indices_each = _factors(np.arange(1, len(nbytes) + 1), sizes, strategy)
+    indices = indices_each * _needed(rows, 1.0, strategy, 1)
+    needed = _needed(nbytes, factors, strategy, 1) + indices
     merged = int(np.searchsorted(needed, room - reserved, side="right"))
     if merged < 1:
         return None
-    merged = strategy.buffer_blocks(len(nbytes), merged)
-    return Budget(merged, room, reserved + int(indices[merged - 1]), pieces, open_blocks)
+    asked = strategy.buffer_blocks(rows, merged, streams)
+    if asked > merged:
+        return None
+    return Budget(asked, room, reserved + int(indices[asked - 1]), pieces, open_blocks)

@@ -43,7 +43,8 @@ class Check:
     repeated_rows, dropped_rows
         Rows that padding gives again, or ``drop_last`` leaves out.
     exactly_once
-        Every row came once, but for those, and they are fewer than ``world_size`` batches.
+        Every row came once, but for those, and they are fewer than ``world_size`` batches. Of a strategy that repeats
+        rows: each came as often as the plan says.
     equal_steps
         Every rank got as many batches as the plan says.
     plan_order
@@ -132,7 +133,7 @@ def check(
             again.load_state_dict(json.loads(json.dumps(state)))
             resume_exact &= [_digest(batch) for batch in again] == digests[batches:]
     steps = plan.num_steps(world_size, drop_last)
-    dropped = max(plan.num_rows - steps * world_size * plan.batch_size, 0)
+    dropped = max(plan.emitted_rows - steps * world_size * plan.batch_size, 0)
     few = max(tally.repeated_rows, dropped) < world_size * plan.batch_size
     return Check(
         rows=plan.num_rows,
@@ -251,9 +252,17 @@ class _Tally:
             self.values_match &= self._matches_file(batch, groups, row.to_numpy())
 
     def all_but_last(self, dropped: int) -> bool:
-        """Whether each row was counted once, but for the last `dropped` ones of the plan, which were not."""
-        wanted = np.ones_like(self.seen)
-        wanted[self.planned[len(wanted) - dropped :]] = 0
+        """Whether each row was counted once, but for the last `dropped` ones of the plan, which were not.
+
+        Where the strategy repeats rows, as often as the plan has them.
+        """
+        kept = self.planned[: len(self.planned) - dropped]
+        if self.plan.strategy.repeats_rows:
+            return bool(np.array_equal(self.seen, np.bincount(kept, minlength=len(self.seen))))
+        wanted = np.zeros_like(self.seen)
+        wanted[kept] = 1
+        if len(kept) != len(self.seen) - dropped:
+            return False
         return bool(np.array_equal(self.seen, wanted))
 
     def _matches_file(self, batch: pa.RecordBatch, groups: Int64s, rows: Int64s) -> bool:

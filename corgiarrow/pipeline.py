@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from itertools import pairwise
+from itertools import islice, pairwise
 from types import TracebackType
 from typing import Self
 
@@ -790,8 +790,7 @@ class Pipeline:
         kind = self._schema.field(column).type
         if any(index is not None for _, index in gathers):
             chunks = _as_few(chunks, kind)
-        for gather, index in gathers:
-            made = chunks if index is None else _taken(chunks, index, kind)
+        for gather, made in zip((g for g, _ in gathers), _taken_by_all(chunks, gathers, kind), strict=True):
             if gather.piece is None:
                 state.out[column] = self._resolved(state, column, made)
             else:
@@ -903,6 +902,16 @@ def _taken(chunks: Chunks, indices: pa.ChunkedArray, kind: pa.DataType) -> Chunk
     if len(chunks) == 1:
         return take_each(chunks[0], indices)
     return [array for index in indices.chunks for array in take_from_bins(chunks, index, kind)]
+
+
+def _taken_by_all(chunks: Chunks, gathers: "list[_Indexed]", kind: pa.DataType) -> list[Chunks]:
+    """Take rows for several gathers of the same sources, by one call of Arrow where they are one array."""
+    indices = [index for _, index in gathers if index is not None]
+    same = len({index.type for index in indices}) == 1
+    if len(gathers) == 1 or len(chunks) != 1 or len(indices) < len(gathers) or not same:
+        return [chunks if index is None else _taken(chunks, index, kind) for _, index in gathers]
+    found = iter(take_each(chunks[0], pa.chunked_array([chunk for index in indices for chunk in index.chunks])))
+    return [list(islice(found, index.num_chunks)) for index in indices]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 
 from corgiarrow.errors import OptionError
 from corgiarrow.randomness import block_bits, row_bits
-from corgiarrow.strategies import Int64s, Pool, Step, Strategy, restoring_step
+from corgiarrow.strategies import Int64s, Line, Pool, Step, Strategy, restoring_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class StreamPlan:
     batches
         Batches that the stream emits, without padding.
     num_rows
-        Rows that the stream emits.
+        Rows that the stream emits: those of its spans, unless the strategy repeats some.
     block, start, stop
         The spans in order: rows ``start .. stop`` of ``block``, int64 [spans]; none is empty.
     """
@@ -94,7 +94,7 @@ class StreamPlan:
     @property
     def step_rows(self) -> Int64s:
         """Rows that each step emits, int64 [steps]."""
-        return self.epoch.strategy.emitted(self.rows, self.epoch.buffer_blocks)
+        return self.epoch.sized.emitted(self.rows, self.epoch.buffer_blocks, self.num_rows)
 
     def batch_rows(self, batch: int) -> int:
         """Rows of the stream's batch number `batch`; every number past the last is the last one again."""
@@ -107,25 +107,25 @@ class StreamPlan:
     def steps(self, batch: int = 0) -> tuple[int, Iterator[Step]]:
         """Return how many emitted rows to skip, and the steps, so as to go on at batch number `batch`.
 
-        The first step restores what the pool held, where the strategy keeps rows from step to step.
+        The first steps restore what the pool held, where the strategy keeps rows from step to step.
         """
         row = self.first_row(batch)
         ends = np.cumsum(self.step_rows)
-        first = int(np.searchsorted(ends, row, side="right"))
+        first = int(np.searchsorted(ends, row, side="right")) if row else 0
         skip = row - (int(ends[first - 1]) if first else 0)
         return skip, self._steps_from(first)
 
     def _steps_from(self, first: int) -> Iterator[Step]:
-        plan = self.epoch
+        plan, strategy = self.epoch, self.epoch.sized
         bits = row_bits(plan.seed, plan.order_epoch, self.stream)
-        replay = plan.strategy.replay_from(first, plan.buffer_blocks)
-        steps = plan.strategy.steps(self.rows, plan.buffer_blocks, bits, replay)
+        replay = strategy.replay_from(first, plan.buffer_blocks)
+        steps = strategy.steps(self.rows, plan.buffer_blocks, self.num_rows, bits, replay)
         if replay < first:
             rows = self.rows
             pool = Pool(np.cumsum(rows) - rows, rows)
             for _ in range(replay, first):
                 pool.apply(next(steps))
-            yield restoring_step(pool)
+            yield from restoring_steps(pool, plan.restored_at_once)
         yield from steps
 
     def row_ids(self) -> Int64s:
@@ -192,10 +192,30 @@ class EpochPlan:
         """Rows of the dataset."""
         return int(self.block_rows.sum())
 
+    @cached_property
+    def _spans(self) -> Line:
+        spans = len(self.block_rows) if self.pieces is None else int(self.pieces.sum())
+        return Line(self.num_rows, spans, self.batch_size, self.streams)
+
+    @cached_property
+    def sized(self) -> Strategy:
+        """The strategy with what it leaves open settled."""
+        return self.strategy.sized(self._spans, self.buffer_blocks)
+
+    @property
+    def restored_at_once(self) -> int:
+        """Blocks that are read at a time to restore the rows that a strategy keeps: a part of what it may hold."""
+        return max(self.buffer_blocks // 4, 1)
+
+    @cached_property
+    def emitted_rows(self) -> int:
+        """Rows that the epoch gives: those of the dataset, unless the strategy repeats some and leaves out others."""
+        return self.sized.epoch_rows(self._spans)
+
     @property
     def num_batches(self) -> int:
         """Batches of the epoch over all streams, the short last one included, padding not."""
-        return -(-self.num_rows // self.batch_size)
+        return -(-self.emitted_rows // self.batch_size)
 
     @cached_property
     def first_id(self) -> Int64s:
@@ -218,13 +238,12 @@ class EpochPlan:
     def stream(self, stream: int) -> StreamPlan:
         """Return what stream number `stream` reads and emits."""
         line_block, line_start, line_stop, ends = self._line
-        short, extra = divmod(self.num_batches, self.streams)
-        # The stream of the epoch's last batch comes last in the line, so that only that batch can be short.
+        short, extra = divmod(self._spans.num_batches, self.streams)
+        # The stream of the line's last batch comes last in it, so that only that batch can be short.
         place = (stream - extra) % self.streams
         longer = max(place - (self.streams - extra), 0)
-        batches = short + (stream < extra)
         begin = (place * short + longer) * self.batch_size
-        end = min(begin + batches * self.batch_size, self.num_rows)
+        end = min(begin + (short + (stream < extra)) * self.batch_size, self.num_rows)
         first = int(np.searchsorted(ends, begin, side="right"))
         last = int(np.searchsorted(ends, end, side="left")) + 1 if end > begin else first
         block = line_block[first:last]
@@ -232,12 +251,15 @@ class EpochPlan:
         if len(block):
             start[0] = stop[0] - (ends[first] - begin)
             stop[-1] -= ends[last - 1] - end
-        return StreamPlan(self, stream, batches, end - begin, block, start, stop)
+        batches = len(range(stream, self.num_batches, self.streams))
+        has_last = self.num_batches and stream == (self.num_batches - 1) % self.streams
+        missing = self.num_batches * self.batch_size - self.emitted_rows if has_last else 0
+        return StreamPlan(self, stream, batches, batches * self.batch_size - missing, block, start, stop)
 
     def num_steps(self, world_size: int, drop_last: bool) -> int:
         """Batches that each of `world_size` ranks gets."""
         if drop_last:
-            return self.num_rows // self.batch_size // world_size
+            return self.emitted_rows // self.batch_size // world_size
         return -(-self.num_batches // world_size)
 
     def part_batches(self, part: Part, drop_last: bool) -> int:

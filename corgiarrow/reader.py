@@ -500,13 +500,12 @@ class Reader:
     def _identity(self) -> dict[str, int | str]:
         """What the order depends on, by name."""
         pieces = self._budget.pieces
-        parameters = ",".join(f"{k}={v}" for k, v in self._strategy.parameters().items())
         return {
             "order_version": ORDER_VERSION,
             "data": self._source.fingerprint,
             "blocks": _digest(self._source.block_rows.astype("<i8").tobytes()),
             "columns": _digest("\0".join(self._source.schema.names).encode()),
-            "shuffle": f"{self._strategy.name}({parameters})",
+            "shuffle": self._strategy.described,
             "buffer_blocks": self._budget.buffer_blocks,
             "pieces": "" if pieces is None else f"{_digest(pieces.astype('<i8').tobytes())}/{self._budget.open_blocks}",
             "batch_size": self._batch_size,

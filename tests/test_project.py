@@ -15,9 +15,9 @@ ROOT = Path(__file__).parent.parent
 
 PUBLIC = """
 AccessDeniedError BlockIndex BlockOnly BlockSource BudgetError ColumnNotFoundError ConversionError CorgiArrowError
-CorgiPile EpochPlan EpochShuffle IndexFormatError Loader MissingExtraError NoFilesError NoShuffle NotParquetError
-OptionError ReadError Reader SchemaMismatchError ShuffleOnce SourceChangedError Split StateMismatchError StorageError
-Strategy example_path
+CorgiPile EpochPlan EpochShuffle IndexFormatError Loader MRS MissingExtraError NoFilesError NoShuffle NotParquetError
+OptionError ReadError Reader SchemaMismatchError ShuffleOnce SlidingWindow SourceChangedError Split Spread
+StateMismatchError StorageError Strategy example_path
 """  # One word a name; the test below compares.
 
 

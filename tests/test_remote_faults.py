@@ -410,7 +410,8 @@ def test_credentials_that_stay_refused(
     index = ca.BlockIndex.build("s3://corgi/pieces", storage_options=given, timeout=60)
     proxy.set(rate=1, kinds=[kind])
     before = len(opened)
-    with _raised(ca.AccessDeniedError, r"pieces/x\.parquet, row group \d: .*(PermissionError|ExpiredToken).*check the credentials"):
+    told = r"pieces/x\.parquet, row group \d: .*(PermissionError|ExpiredToken).*check the credentials"
+    with _raised(ca.AccessDeniedError, told):
         list(ca.Reader(index, buffer_blocks=1, shuffle="none"))
     assert 0 < len(opened) - before <= 6 if asks or kind == "expired" else len(opened) == before
     with _raised(ca.AccessDeniedError, r"^s3://corgi/pieces: .*(PermissionError|ExpiredToken).*check the credentials"):

@@ -27,6 +27,7 @@ from corgiarrow.cli.output import (
 from corgiarrow.errors import OptionError
 from corgiarrow.example import example_path
 from corgiarrow.reader import Reader
+from corgiarrow.strategies import as_strategy
 from corgiarrow.units import show_bytes
 
 app = typer.Typer(
@@ -218,6 +219,7 @@ def plan(
     steps = sum(len(order.stream(s).step_rows) for s in range(order.streams)) if order.num_rows else 0
     found = {
         "rows": order.num_rows,
+        "emitted_rows": order.emitted_rows,
         "blocks": len(order.block_rows),
         "buffer_blocks": reader.buffer_blocks,
         "steps": steps,
@@ -232,7 +234,7 @@ def plan(
     if json:
         print_json(found)
         return
-    unit, in_pieces = "blocks", ""
+    unit, in_pieces, repeats = "blocks", "", order.strategy.repeats_rows
     if found["blocks_in_pieces"]:
         unit = "pieces"
         in_pieces = (
@@ -244,6 +246,7 @@ def plan(
             ("rows", f"{found['rows']:,} (about {show_bytes(found['data_bytes'])} in memory)"),
             ("blocks", f"{found['blocks']:,}{in_pieces}"),
             ("order", f"{order.strategy.name}, seed {seed}"),
+            *([("an epoch gives", f"{order.emitted_rows:,} rows, some of them several times")] if repeats else []),
             ("buffer", f"{found['buffer_blocks']:,} {unit} in each of {order.streams:,} streams"),
             ("steps", f"{steps:,} buffers to load and emit"),
             (
@@ -288,8 +291,9 @@ def check(
     if json:
         print_json(asdict(found) | {"holds": found.holds})
     else:
+        repeats = as_strategy(given.get("shuffle", True)).repeats_rows
         verdicts = (
-            ("every row exactly once", found.exactly_once),
+            ("every row as often as planned" if repeats else "every row exactly once", found.exactly_once),
             ("equal steps on every rank", found.equal_steps),
             ("in the plan's order", found.plan_order),
             ("exact after resuming", found.resume_exact),

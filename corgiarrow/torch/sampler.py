@@ -77,7 +77,7 @@ class CorgiPileSampler(Sampler[int]):
         if buffer_blocks is None:
             buffer_blocks = max(round((buffer_fraction or 0.1) * blocks), 1)
         each = max(buffer_blocks // self._streams, 1)
-        self._buffer_blocks = self._strategy.buffer_blocks(max(blocks, 1), each)
+        self._buffer_blocks = max(self._strategy.buffer_blocks(self._block_rows, each, self._streams), 1)
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._seed = check_seed("seed", seed)
@@ -136,7 +136,7 @@ class CorgiPileSampler(Sampler[int]):
             "order_version": ORDER_VERSION,
             "num_rows": int(self._block_rows.sum()),
             "block_rows": int(self._block_rows[0]) if len(self._block_rows) else 0,
-            "shuffle": self._strategy.name,
+            "shuffle": self._strategy.described,
             "buffer_blocks": self._buffer_blocks,
             "batch_size": self._batch_size,
             "seed": self._seed,
