@@ -134,14 +134,20 @@ class StreamPlan:
 
     def batch_ids(self) -> Iterator[Int64s]:
         """Yield the row ids of each batch, int64 [rows]: a few steps of the strategy at a time."""
+        for table in self.tables():
+            yield from table
+
+    def tables(self) -> Iterator[Int64s]:
+        """Yield the row ids of some batches at a time, int64 [batches, rows]; a short last one comes alone."""
         held = np.empty(0, np.int64)
         for ids in self._step_ids():
             held = np.concatenate([held, ids])
             whole = len(held) // self.epoch.batch_size * self.epoch.batch_size
-            yield from held[:whole].reshape(-1, self.epoch.batch_size)
+            if whole:
+                yield held[:whole].reshape(-1, self.epoch.batch_size)
             held = held[whole:]
         if len(held):
-            yield held
+            yield held.reshape(1, -1)
 
     def _step_ids(self) -> Iterator[Int64s]:
         first_id = self.epoch.first_id
@@ -286,6 +292,11 @@ class EpochPlan:
             place = number % len(mine)
             last[place] = next(mine[place], last[place])
             yield last[place]
+
+    def tables(self) -> Iterator[Int64s]:
+        """Yield the row ids of all whole batches, some of one stream at a time, int64 [batches, batch_size]."""
+        for stream in range(self.streams):
+            yield from (table for table in self.stream(stream).tables() if table.shape[1] == self.batch_size)
 
     def row_ids(self) -> Int64s:
         """Ids of all rows in the order of delivery (batch by batch over the streams), int64; no padding."""

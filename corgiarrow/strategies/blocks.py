@@ -64,11 +64,15 @@ class CorgiPile(Strategy):
         return np.add.reduceat(rows, self.load_starts(len(rows), buffer_blocks)) if len(rows) else rows
 
     def steps(self, rows: Int64s, buffer_blocks: int, total: int, bits: StepBits, first: int = 0) -> Iterator[Step]:
-        starts = [*self.load_starts(len(rows), buffer_blocks).tolist(), len(rows)]
+        starts = self.loads(rows, buffer_blocks).tolist()
         for step in range(first, len(starts) - 1):
             load = tuple(range(starts[step], starts[step + 1]))
             merged = int(rows[load[0] : load[-1] + 1].sum())
             yield Step(load, (Gather(load, as_index(permutation(merged, bits(step)))),))
+
+    def loads(self, rows: Int64s, buffer_blocks: int) -> Int64s:
+        """First span of each load, and the number of spans, int64 [loads + 1]."""
+        return np.append(self.load_starts(len(rows), buffer_blocks), len(rows))
 
     @staticmethod
     def load_starts(spans: int, buffer_blocks: int) -> Int64s:

@@ -72,7 +72,7 @@ class Spread(Strategy):
         return out
 
     def steps(self, rows: Int64s, buffer_blocks: int, total: int, bits: StepBits, first: int = 0) -> Iterator[Step]:
-        starts = [*self._load_starts(rows, buffer_blocks).tolist(), len(rows)]
+        starts = self.loads(rows, buffer_blocks).tolist()
         loaded = self._loaded(rows, buffer_blocks)
         for step in range(first, len(loaded) + self.over_steps - 1 if len(loaded) else 0):
             earlier = range(max(step - self.over_steps + 1, 0), min(step, len(loaded)))
@@ -103,12 +103,14 @@ class Spread(Strategy):
     def replay_from(self, step: int, buffer_blocks: int) -> int:
         return max(step - self.over_steps + 1, 0)
 
-    def _load_starts(self, rows: Int64s, buffer_blocks: int) -> Int64s:
-        return CorgiPile.load_starts(len(rows), max(buffer_blocks // self.over_steps, 1))
+    def loads(self, rows: Int64s, buffer_blocks: int) -> Int64s:
+        """First span of each load, and the number of spans, int64 [loads + 1]."""
+        starts = CorgiPile.load_starts(len(rows), max(buffer_blocks // self.over_steps, 1))
+        return np.append(starts, len(rows))
 
     def _loaded(self, rows: Int64s, buffer_blocks: int) -> Int64s:
         """Rows of each load, int64 [loads]."""
-        return np.add.reduceat(rows, self._load_starts(rows, buffer_blocks)) if len(rows) else rows
+        return np.add.reduceat(rows, self.loads(rows, buffer_blocks)[:-1]) if len(rows) else rows
 
     def _cut(self, loaded: Int64s, part: int) -> Int64s:
         """Where part number `part` of loads begins, in their random order."""
