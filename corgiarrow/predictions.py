@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from corgiarrow.errors import ColumnNotFoundError, OptionError
 from corgiarrow.features import Array
 from corgiarrow.reader import Reader
-from corgiarrow.storage import PARQUET_SUFFIXES, redact, write_atomic
+from corgiarrow.storage import PARQUET_SUFFIXES, local_path, write_atomic
 
 PREDICTION = "prediction"
 PROBABILITIES = "probabilities"
@@ -143,16 +143,9 @@ def new_local_path(path: str | os.PathLike[str], option: str) -> Path:
     OptionError
         It is there already, its folder is not, or it is a URL.
     """
-    text = os.fspath(path)
-    if "://" in text:
-        raise OptionError(f"{option}={redact(text)!r} must be a local path: write it there, and copy it then")
-    target = Path(text)
+    target = local_path(path, option)
     if target.exists() or target.is_symlink():
-        raise OptionError(f"{option}={text!r} is there already: remove it, or choose another name")
-    if not target.name or not target.parent.is_dir():
-        raise OptionError(f"{option}={text!r}: there is no folder {str(target.parent)!r}; make it first")
-    if not os.access(target.parent, os.W_OK):
-        raise OptionError(f"{option}={text!r}: the folder {str(target.parent)!r} may not be written to")
+        raise OptionError(f"{option}={str(path)!r} is there already: remove it, or choose another name")
     return target
 
 

@@ -84,7 +84,7 @@ def test_the_package_runs_as_a_module_and_names_its_commands() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "corgiarrow", "--help"], capture_output=True, text=True, check=True
     )
-    for command in ("demo", "inspect", "head", "plan", "check", "train", "predict", "bench"):
+    for command in ("demo", "inspect", "head", "plan", "check", "plot", "train", "predict", "bench"):
         assert command in done.stdout
     assert run().exit_code == 2
     assert run("demo", "--help").exit_code == 0

@@ -24,6 +24,8 @@ from corgiarrow.cli.output import (
     show_count,
     show_value,
 )
+from corgiarrow.cli.plots import add_plot_command
+from corgiarrow.cli.quality import add_quality_command
 from corgiarrow.errors import OptionError
 from corgiarrow.example import example_path
 from corgiarrow.reader import Reader
@@ -382,4 +384,6 @@ def bench(
     )
 
 
+add_plot_command(app)
+add_quality_command(app)
 add_model_commands(app)

@@ -58,6 +58,8 @@ def print_text(text: str) -> None:
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Print names and values in two columns."""
     table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
     for name, value in facts:
         table.add_row(name, value)
     _console().print(table)

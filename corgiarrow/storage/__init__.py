@@ -13,7 +13,7 @@ from corgiarrow.storage.files import (
     write_whole,
 )
 from corgiarrow.storage.redaction import redact, redact_message, without_secrets
-from corgiarrow.storage.writing import write_atomic
+from corgiarrow.storage.writing import local_path, write_atomic
 
 __all__ = [
     "LOG",
@@ -27,6 +27,7 @@ __all__ = [
     "check_keywords",
     "cut",
     "find_files",
+    "local_path",
     "open_access",
     "read_whole",
     "redact",
