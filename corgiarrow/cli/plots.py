@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Annotated, Any
 
+import numpy as np
 import pyarrow as pa
 import typer
 
@@ -15,7 +16,7 @@ from corgiarrow.errors import BudgetError, OptionError
 from corgiarrow.index import BlockIndex
 from corgiarrow.plan import EpochPlan
 from corgiarrow.reader import Reader
-from corgiarrow.strategies import BY_NAME, Int64s
+from corgiarrow.strategies import BY_NAME, CorgiPile, Int64s, Strategy
 
 WHAT = ("order", "labels")
 
@@ -56,7 +57,10 @@ def plot(
     buffer_blocks: opt.BufferBlocks = None,
     buffer_fraction: Annotated[
         float | None,
-        typer.Option(help="Instead of --memory: part of all blocks that all buffers merge; by default 0.1."),
+        typer.Option(
+            help="Instead of --memory: part of all blocks that all buffers merge; by default 0.1, in whose memory "
+            "spread merges more."
+        ),
     ] = None,
     block_bytes: opt.BlockBytes = None,
     seed: opt.Seed = 0,
@@ -157,14 +161,16 @@ def _plans(
     budget = {name: given[name] for name in _BUDGET if name in given}
     others = {name: value for name, value in given.items() if name not in _BUDGET}
     least = given.get("streams", 1)
+    tenth = 0
     if not budget:
         some = Reader(index, **others, shuffle="none", buffer_blocks=least)
-        budget = {"buffer_blocks": max(round(_BUFFER_FRACTION * len(some.source.block_rows)), least)}
+        tenth = max(round(_BUFFER_FRACTION * len(some.source.block_rows)), least)
     plans = {}
     failed: BudgetError | None = None
     for name in names:
         # Nothing is held: what mixes all rows is drawn as it is, to compare with.
-        buffer = {"buffer_fraction": 1.0} if BY_NAME[name].merges_all else budget
+        buffer = budget or {"buffer_blocks": _in_the_same_memory(BY_NAME[name], tenth)}
+        buffer = {"buffer_fraction": 1.0} if BY_NAME[name].merges_all else buffer
         try:
             plans[name] = Reader(index, **others, **buffer, shuffle=name).plan(epoch)
         except BudgetError as error:
@@ -175,6 +181,12 @@ def _plans(
     if failed is not None and not plans:
         raise failed
     return plans
+
+
+def _in_the_same_memory(strategy: Strategy, blocks: int) -> int:
+    """Return the blocks that a strategy merges in the memory in which CorgiPile merges so many, and no fewer."""
+    number = np.array([blocks])
+    return max(int(blocks * CorgiPile().memory_factor(number)[0] / strategy.memory_factor(number)[0]), blocks)
 
 
 def _buffer(plan: EpochPlan) -> str:
