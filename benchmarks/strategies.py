@@ -121,10 +121,8 @@ def training(index: ca.BlockIndex, rounds: int) -> float:
 
     def train(shuffle: str) -> None:
         model = SGDClassifier(loss="log_loss")
-        with ca.Loader(
-            index, shuffle=shuffle, buffer_fraction=0.1, batch_size=4096, block_bytes=1, stack={"x": names}
-        ) as loader:
-            for batch in loader:
+        with ca.Reader(index, shuffle=shuffle, buffer_fraction=0.1, batch_size=4096, block_bytes=1) as reader:
+            for batch in ca.Loader(reader, stack={"x": names}):
                 model.partial_fit(batch["x"], batch["label"], classes=np.arange(CLASSES))
 
     taken: dict[str, list[float]] = {"none": [], "corgipile": []}
