@@ -1,7 +1,7 @@
 """What to do about the order of a dataset: clumping by strategy and memory, and the least memory that is enough."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from corgiarrow.index import BlockIndex
 from corgiarrow.plan import EpochPlan
 from corgiarrow.quality import Targets
 from corgiarrow.reader import Reader
+from corgiarrow.strategies import as_strategy
 from corgiarrow.units import parse_bytes, show_bytes
 
 STRATEGIES = ("none", "block", "window", "mrs", "corgipile", "spread")
@@ -161,13 +162,12 @@ def assess(
         sizes = sorted({parse_bytes("memory", size) for size in budgets})
     else:
         sizes = sorted({max(int(np.ceil(data_bytes * part / _MIB)) * _MIB, _MIB) for part in _PARTS})
-    results: list[Result] = []
-    for strategy in strategies:
-        for memory in sizes:
-            result = look.at(strategy, memory)
-            # What holds one block alone is the same in every budget.
-            if result is not None and not (results and _same(results[-1], result)):
-                results.append(result)
+    results = [
+        result
+        for strategy in strategies
+        for memory in (sizes if as_strategy(strategy).copies else [None])
+        if (result := look.at(strategy, memory)) is not None
+    ]
     h_d = quality.h_d(targets, look.block_rows)
     mean_rows = float(look.block_rows.mean())
     advice = _advise(look, h_d, mean_rows, tolerance)
@@ -187,10 +187,6 @@ def assess(
     )
 
 
-def _same(one: Result, other: Result) -> bool:
-    return replace(one, memory_bytes=0) == replace(other, memory_bytes=0) and one.strategy in ("none", "block")
-
-
 class _Look:
     """Looks at one dataset with several strategies and budgets."""
 
@@ -202,16 +198,17 @@ class _Look:
         self._targets = targets
         self._draw = draw
         self._say = say
-        first = self._reader("none", 2**62)
+        first = self._reader("none", None)
         self.block_rows = first.source.block_rows
         self.data_bytes = int(first.source.block_bytes.sum())
         self.batch_size = first.batch_size
 
-    def _reader(self, strategy: str, memory: int) -> Reader:
-        return Reader(self._index, shuffle=strategy, memory=memory, **self._options)
+    def _reader(self, strategy: str, memory: int | None) -> Reader:
+        budget = {"buffer_blocks": self._options.get("streams") or 1} if memory is None else {"memory": memory}
+        return Reader(self._index, shuffle=strategy, **budget, **self._options)
 
-    def at(self, strategy: str, memory: int, *, draw: bool | None = None) -> Result | None:
-        """Return what a strategy does in a budget, or None where it does not fit."""
+    def at(self, strategy: str, memory: int | None, *, draw: bool = True) -> Result | None:
+        """Return what a strategy does in a budget (None: of one block a buffer), or None where it does not fit."""
         try:
             reader = self._reader(strategy, memory)
         except BudgetError:
@@ -219,10 +216,11 @@ class _Look:
         plan = reader.plan(0)
         predicted = quality.predict(plan, self._targets)
         measured = None
-        if self._draw if draw is None else draw or (predicted is None and plan.num_rows <= _MEASURED_ROWS):
-            self._say(f"drawing the order of {strategy} in {show_bytes(memory)}")
+        no_formula = predicted is None and plan.num_rows <= _MEASURED_ROWS
+        if self._draw if draw else no_formula:
+            self._say(f"drawing the order of {strategy} in {show_bytes(reader.memory_bytes)}")
             measured = quality.clumping(self._targets, plan.tables())
-        return Result(strategy, reader.buffer_blocks, memory, _in_pieces(plan), predicted, measured)
+        return Result(strategy, reader.buffer_blocks, reader.memory_bytes, _in_pieces(plan), predicted, measured)
 
     def least(self, strategy: str, tolerance: float) -> Result | None:
         """Return the least budget of a strategy with a clumping within a tolerance, to a few per cent."""
@@ -250,7 +248,7 @@ def _in_pieces(plan: EpochPlan) -> bool:
 
 def _advise(look: _Look, h_d: float, mean_rows: float, tolerance: float) -> list[str]:
     told = []
-    file_order = look.at("none", 2**62, draw=False)
+    file_order = look.at("none", None, draw=False)
     if file_order is not None and (file_order.clumping or np.inf) <= tolerance:
         told.append(
             f"File order has a clumping of {file_order.clumping:.2f} already, within {tolerance:g}: the rows are "

@@ -135,7 +135,7 @@ def targets_of(column: pa.ChunkedArray | pa.Array, name: str, kind: str | None =
     distinct = len(encoded.dictionary)
     numeric = any(is_kind(type_) for is_kind in _NUMBERS)
     if distinct < 2:
-        what = f"{encoded.dictionary[0].as_py()!r} in every row" if distinct else "empty"
+        what = f"{str(encoded.dictionary[0].as_py())[:40]!r} in every row" if distinct else "empty"
         raise OptionError(f"label column {name!r} is {what}: every order mixes it alike; name another column")
     if kind is None:
         most = _WHOLE_FLOATS if pa.types.is_floating(type_) or pa.types.is_decimal(type_) else MOST_CLASSES

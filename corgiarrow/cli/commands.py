@@ -25,6 +25,7 @@ from corgiarrow.cli.output import (
     show_value,
 )
 from corgiarrow.cli.plots import add_plot_command
+from corgiarrow.cli.quality import add_quality_command
 from corgiarrow.errors import OptionError
 from corgiarrow.example import example_path
 from corgiarrow.reader import Reader
@@ -384,4 +385,5 @@ def bench(
 
 
 add_plot_command(app)
+add_quality_command(app)
 add_model_commands(app)

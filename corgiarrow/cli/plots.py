@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Annotated, Any
 
+import numpy as np
 import pyarrow as pa
 import typer
 
@@ -15,7 +16,7 @@ from corgiarrow.errors import BudgetError, OptionError
 from corgiarrow.index import BlockIndex
 from corgiarrow.plan import EpochPlan
 from corgiarrow.reader import Reader
-from corgiarrow.strategies import BY_NAME, Int64s
+from corgiarrow.strategies import BY_NAME, CorgiPile, Int64s, Strategy
 
 WHAT = ("order", "labels")
 
@@ -43,9 +44,9 @@ def plot(
         ),
     ] = "order",
     label: Annotated[str, typer.Option(help="With --what labels: the column.")] = "label",
-    strategy: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help=f"Give it again for more; by default all: {opt.STRATEGY_NAMES}."),
+    shuffle: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help=f"Strategies to draw; by default all: {opt.STRATEGY_NAMES}."),
     ] = None,
     epoch: Annotated[int, typer.Option(help="The epoch to draw, from 0.")] = 0,
     batch_size: opt.BatchSize = 1024,
@@ -56,7 +57,10 @@ def plot(
     buffer_blocks: opt.BufferBlocks = None,
     buffer_fraction: Annotated[
         float | None,
-        typer.Option(help="Instead of --memory: part of all blocks that all buffers merge; by default 0.1."),
+        typer.Option(
+            help="Instead of --memory: part of all blocks that all buffers merge; by default 0.1, in whose memory "
+            "spread merges more."
+        ),
     ] = None,
     block_bytes: opt.BlockBytes = None,
     seed: opt.Seed = 0,
@@ -73,14 +77,14 @@ def plot(
     """Draw the order of an epoch, or the labels along it, as each strategy makes it."""
     if what not in WHAT:
         raise OptionError(f"what={what!r} must be one of: {', '.join(WHAT)}")
-    names = _strategies(strategy)
+    names = _strategies(opt.names(shuffle or ""))
     target = plots.figure_path(out, "out")
-    given = reader_options(ctx.params)
+    given = {name: value for name, value in reader_options(ctx.params).items() if name != "shuffle"}
     index = open_index(src, storage_options, on_error, **selecting(given))
     storage = index.storage
     if target.exists() and storage.is_local and any(target.samefile(storage.full(f.path)) for f in index.files):
         raise OptionError(f"out={out!r} is one of the files to read: give another name")
-    plans = _plans(index, names, epoch, given, leave_out=not strategy)
+    plans = _plans(index, names, epoch, given, leave_out=not shuffle)
     some = next(iter(plans.values()))
     rows, blocks = some.num_rows, len(some.block_rows)
     if not rows:
@@ -139,14 +143,14 @@ class _Orders(Mapping[str, Int64s]):
         return len(self._plans)
 
 
-def _strategies(asked: Sequence[str] | None) -> list[str]:
+def _strategies(asked: Sequence[str]) -> list[str]:
     # What mixes everything comes last, to compare with.
     names = sorted(BY_NAME, key=lambda name: BY_NAME[name].merges_all) if not asked else list(asked)
     for name in names:
         if name not in BY_NAME:
-            raise OptionError(f"strategy={name!r} must be one of: {', '.join(BY_NAME)}")
+            raise OptionError(f"shuffle={name!r} must be one of: {', '.join(BY_NAME)}")
         if names.count(name) > 1:
-            raise OptionError(f"strategy={name!r} is given twice: give each strategy once")
+            raise OptionError(f"shuffle={name!r} is given twice: give each strategy once")
     return names
 
 
@@ -157,14 +161,16 @@ def _plans(
     budget = {name: given[name] for name in _BUDGET if name in given}
     others = {name: value for name, value in given.items() if name not in _BUDGET}
     least = given.get("streams", 1)
+    tenth = 0
     if not budget:
         some = Reader(index, **others, shuffle="none", buffer_blocks=least)
-        budget = {"buffer_blocks": max(round(_BUFFER_FRACTION * len(some.source.block_rows)), least)}
+        tenth = max(round(_BUFFER_FRACTION * len(some.source.block_rows)), least)
     plans = {}
     failed: BudgetError | None = None
     for name in names:
         # Nothing is held: what mixes all rows is drawn as it is, to compare with.
-        buffer = {"buffer_fraction": 1.0} if BY_NAME[name].merges_all else budget
+        buffer = budget or {"buffer_blocks": _in_the_same_memory(BY_NAME[name], tenth)}
+        buffer = {"buffer_fraction": 1.0} if BY_NAME[name].merges_all else buffer
         try:
             plans[name] = Reader(index, **others, **buffer, shuffle=name).plan(epoch)
         except BudgetError as error:
@@ -175,6 +181,12 @@ def _plans(
     if failed is not None and not plans:
         raise failed
     return plans
+
+
+def _in_the_same_memory(strategy: Strategy, blocks: int) -> int:
+    """Return the blocks that a strategy merges in the memory in which CorgiPile merges so many, and no fewer."""
+    number = np.array([blocks])
+    return max(int(blocks * CorgiPile().memory_factor(number)[0] / strategy.memory_factor(number)[0]), blocks)
 
 
 def _buffer(plan: EpochPlan) -> str:
