@@ -50,7 +50,7 @@ def test_runs_and_prints_what_was_committed(path: Path, tmp_path: Path, monkeypa
     ).execute()
     for before, after in zip(code_cells(committed), code_cells(ran), strict=True):
         if "varies" not in before.metadata.get("tags", []):
-            assert printed(after) == printed(before), before.id
+            assert printed(after) == printed(before), f"{before.id}: make outputs anew, see notebooks/README.md"
 
 
 @each
