@@ -29,7 +29,7 @@ _USELESS_DICTIONARY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Sizes:
     """Least, median and greatest of some sizes."""
 
     min: int
@@ -37,7 +37,7 @@ class Spread:
     max: int
 
     @classmethod
-    def of(cls, sizes: npt.NDArray[np.int64]) -> "Spread":
+    def of(cls, sizes: npt.NDArray[np.int64]) -> "Sizes":
         """Summarise int64 [sizes]; zeros when there are none."""
         return cls(int(sizes.min()), int(np.median(sizes)), int(sizes.max())) if len(sizes) else cls(0, 0, 0)
 
@@ -97,11 +97,11 @@ class Inspection:
     rows: int
     row_groups: int
     memory_bytes: int
-    row_group_rows: Spread
-    row_group_bytes: Spread
-    row_group_memory_bytes: Spread
+    row_group_rows: Sizes
+    row_group_bytes: Sizes
+    row_group_memory_bytes: Sizes
     blocks: int
-    block_rows: Spread
+    block_rows: Sizes
     sampled_row_groups: int
     columns: tuple[ColumnFacts, ...]
     path_columns: tuple[str, ...]
@@ -152,11 +152,11 @@ def inspect(
         rows=index.num_rows,
         row_groups=len(filled),
         memory_bytes=int(memory.sum()),
-        row_group_rows=Spread.of(index.group_rows[filled]),
-        row_group_bytes=Spread.of(index.group_disk_bytes[filled]),
-        row_group_memory_bytes=Spread.of(memory[filled]),
+        row_group_rows=Sizes.of(index.group_rows[filled]),
+        row_group_bytes=Sizes.of(index.group_disk_bytes[filled]),
+        row_group_memory_bytes=Sizes.of(memory[filled]),
         blocks=len(source.block_rows),
-        block_rows=Spread.of(source.block_rows),
+        block_rows=Sizes.of(source.block_rows),
         sampled_row_groups=len(sample),
         columns=tuple(
             ColumnFacts(
