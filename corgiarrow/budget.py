@@ -105,6 +105,8 @@ class Sizes:
         where that cannot be done.
     batch_rows
         Rows of a batch.
+    piece_factor
+        What decoding a piece of a block takes beside its rows, in units of them.
     """
 
     rows: Int64s
@@ -113,6 +115,7 @@ class Sizes:
     largest_column: float
     cursor_bytes: Callable[[Int64s], int] | None = None
     batch_rows: int = 0
+    piece_factor: float = 0.0
 
     @property
     def batch_bytes(self) -> int:
@@ -238,9 +241,13 @@ def _in_pieces(sizes: Sizes, strategy: Strategy, streams: int, room: int, fits: 
     # As many as there are when all but the last have as many rows as the first.
     pieces = -(-sizes.rows // -(-sizes.rows // pieces))
     nbytes, rows = (np.repeat(-(-sizes_of // pieces), pieces) for sizes_of in (sizes.nbytes, sizes.rows))
-    factors, indices_each = _factors(np.arange(1, len(nbytes) + 1), sizes, strategy)
+    blocks = np.arange(1, len(nbytes) + 1)
+    factors, indices_each = _factors(blocks, sizes, strategy)
     indices = indices_each * _needed(rows, 1.0, strategy, 1)
-    needed = _needed(nbytes, factors, strategy, 1) + indices
+    needed = indices + np.maximum(
+        _needed(nbytes, factors, strategy, 1),
+        _needed(nbytes, strategy.held_factor(blocks), strategy, 1) + int(sizes.piece_factor * nbytes.max()),
+    )
     merged = int(np.searchsorted(needed, room - reserved, side="right"))
     if merged < 1:
         return None

@@ -9,6 +9,7 @@ What a model would see are gradients; without a model, labels stand in their pla
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -60,7 +61,7 @@ class Targets:
         """Rows."""
         return len(self.values if self.codes is None else self.codes)  # type: ignore[arg-type]
 
-    @property
+    @cached_property
     def shares(self) -> Floats:
         """Part of the rows that each class has, float64 [classes]."""
         assert self.codes is not None

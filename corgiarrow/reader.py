@@ -217,6 +217,7 @@ class Reader:
             largest_column=self._source.largest_column,
             cursor_bytes=self._source.cursor_bytes,
             batch_rows=self._batch_size,
+            piece_factor=self._source.piece_factor,
         )
         self._budget = budget.resolve(self._request, sizes, self._strategy, streams)
 

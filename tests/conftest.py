@@ -72,6 +72,7 @@ class ArraySource:
     schema = pa.schema([pa.field("id", pa.int64())])
     largest_column = 1.0
     cursor_bytes = None
+    piece_factor = 0.0
 
     def __init__(self, block_rows: Sequence[int]):
         self.block_rows = np.array(block_rows, dtype=np.int64)

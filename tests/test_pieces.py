@@ -88,6 +88,17 @@ def test_every_row_once_in_the_plans_order(large: Path, shuffle: str) -> None:
         assert sorted(planned) == list(range(ROWS))
 
 
+def test_decoding_a_piece_beside_what_spread_holds_stays_in_the_budget(tmp_path: Path) -> None:
+    rows, rng = 800_000, np.random.default_rng(0)
+    columns = {f"f{c}": rng.standard_normal(rows).astype(np.float32) for c in range(8)}
+    table = pa.table({**columns, "label": np.arange(rows)})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=50_000, use_dictionary=False)
+    with ca.Reader(tmp_path, shuffle="spread", memory="8 MiB", batch_size=256) as reader:
+        assert reader.plan().pieces is not None
+        assert sum(batch.num_rows for batch in reader) == rows
+    assert reader.stats.peak_bytes <= reader.memory_bytes
+
+
 def test_pieces_of_several_row_groups_are_mixed(large: Path) -> None:
     reader = ca.Reader(large, memory="1 MB", batch_size=500, provenance=True)
     assert reader.plan().open_blocks > 1

@@ -101,6 +101,10 @@ class BlockSource(Protocol):
     def cursor_bytes(self) -> Callable[[Int64s], int] | None:
         """Says how much reading one of some blocks in pieces holds beside them, at most; None where it cannot."""
 
+    @property
+    def piece_factor(self) -> float:
+        """What decoding a piece takes beside its rows, in units of them; counts where blocks are read in pieces."""
+
     def session(
         self,
         pieces: Int64s | None = None,

@@ -110,6 +110,7 @@ class ParquetSource:
         factors = np.array(self.decoder.decode_factors)
         self.mean_factor: float = max(float((shares * factors).sum()), _DECODE_FACTOR)
         self._largest_factor = float((shares * factors).max())
+        self.piece_factor: float = 1 + self.mean_factor
         self.disk_share: float = sum(index.share_of(c) for c in self.decoder.columns)
         """Part of the data on disk that the decoder's columns take, in [0, 1]."""
 
@@ -414,7 +415,7 @@ class ParquetSession:
             groups = self._source.groups_of(block)
             part = self._rows_at_once(block) / int(self._index.group_rows[groups].sum())
             raw = int(self._source.raw_bytes[block] * part)
-            return int(max(raw, nbytes) * (1 + self._source.mean_factor))
+            return int(max(raw, nbytes) * self._source.piece_factor)
         raw = max(int(self._source.raw_bytes[block]), nbytes)
         return int(self._source.decoding_bytes(np.array(raw)))
 
