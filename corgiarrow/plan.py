@@ -219,6 +219,11 @@ class EpochPlan:
         return self.sized.epoch_rows(self._spans)
 
     @property
+    def repeated_rows(self) -> int:
+        """Rows among them that the strategy repeats, as the second thread of ``mrs`` does."""
+        return self.sized.repeated_rows(self._spans)
+
+    @property
     def num_batches(self) -> int:
         """Batches of the epoch over all streams, the short last one included, padding not."""
         return -(-self.emitted_rows // self.batch_size)

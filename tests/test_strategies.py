@@ -100,6 +100,7 @@ def test_mrs(blocks: list[int], rows: int | None, ratio: float, seed: int, n: in
             out.append(copy[looped % len(copy)])
             looped += 1
     assert stream.row_ids().tolist() == out
+    assert stream.epoch.repeated_rows == looped == all_looped
     assert abs(stream.num_rows * (1 - ratio) - all_dropped) <= 4 * (1 - ratio) + 1 or all_looped < 4
     once = Counter(out)
     assert set(once) | set(reservoir) == set(range(sum(blocks))), "what is not given out is in the reservoir"

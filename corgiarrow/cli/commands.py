@@ -222,6 +222,7 @@ def plan(
     found = {
         "rows": order.num_rows,
         "emitted_rows": order.emitted_rows,
+        "repeated_rows": order.repeated_rows,
         "blocks": len(order.block_rows),
         "buffer_blocks": reader.buffer_blocks,
         "steps": steps,
@@ -248,7 +249,7 @@ def plan(
             ("rows", f"{found['rows']:,} (about {show_bytes(found['data_bytes'])} in memory)"),
             ("blocks", f"{found['blocks']:,}{in_pieces}"),
             ("order", f"{order.strategy.name}, seed {seed}"),
-            *([("an epoch gives", f"{order.emitted_rows:,} rows, some of them several times")] if repeats else []),
+            *([("an epoch gives", f"{order.emitted_rows:,} rows, {order.repeated_rows:,} of them repeats")] if repeats else []),
             ("buffer", f"{found['buffer_blocks']:,} {unit} in each of {order.streams:,} streams"),
             ("steps", f"{steps:,} buffers to load and emit"),
             (

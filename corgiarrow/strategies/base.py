@@ -108,6 +108,10 @@ class Strategy(ABC):
         """Rows that an epoch emits; asked of what :meth:`sized` returned."""
         return line.rows
 
+    def repeated_rows(self, line: Line) -> int:
+        """Rows among them that the strategy gives beside those which it passes on once."""
+        return 0
+
     def block_order(self, num_blocks: int, bits: Bits) -> Int64s:
         """Order in which an epoch visits its blocks, int64 [num_blocks]."""
         return permutation(num_blocks, bits).astype(np.int64)

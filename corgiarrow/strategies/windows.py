@@ -167,6 +167,9 @@ class MRS(_HoldsBack):
         least = line.streams * -(-(longest - self.rows) // line.batch_size)
         return max(wanted, least) * line.batch_size
 
+    def repeated_rows(self, line: Line) -> int:
+        return self.epoch_rows(line) - (line.rows - line.streams * (self.rows or 0))
+
     def emitted(self, rows: Int64s, buffer_blocks: int, total: int) -> Int64s:
         if not len(rows):
             return rows
