@@ -238,6 +238,7 @@ def plan(
         print_json(found)
         return
     unit, in_pieces, repeats = "blocks", "", order.strategy.repeats_rows
+    emitted = f"{order.emitted_rows:,} rows, {order.repeated_rows:,} of them repeats"
     if found["blocks_in_pieces"]:
         unit = "pieces"
         in_pieces = (
@@ -249,7 +250,7 @@ def plan(
             ("rows", f"{found['rows']:,} (about {show_bytes(found['data_bytes'])} in memory)"),
             ("blocks", f"{found['blocks']:,}{in_pieces}"),
             ("order", f"{order.strategy.name}, seed {seed}"),
-            *([("an epoch gives", f"{order.emitted_rows:,} rows, {order.repeated_rows:,} of them repeats")] if repeats else []),
+            *([("an epoch gives", emitted)] if repeats else []),
             ("buffer", f"{found['buffer_blocks']:,} {unit} in each of {order.streams:,} streams"),
             ("steps", f"{steps:,} buffers to load and emit"),
             (
