@@ -305,8 +305,9 @@ def predict(plan: EpochPlan, targets: Targets) -> float | None:
     A buffer's mean is that of n blocks drawn without replacement from N: variance (N − n) / (N − 1) · V / n, with V the
     mean square difference of a block. A batch of B rows lies in one buffer of M rows or across the border of two: q,
     the sum of the squares of its parts, is 1 − B / 3M on average. Its rows are drawn without replacement: the variance
-    that is left ÷ B · (1 − q B / M). For ``spread`` n and M are those of the loads that leave together; ``block`` is
-    the same with runs of rows in the place of blocks, and for ``none`` the runs themselves are measured.
+    that is left ÷ B · (1 − q B / M). For ``spread`` M is of the loads that leave together, and n Kish's effective
+    number of their blocks; ``block`` is the same with runs of rows in the place of blocks, and for ``none`` the runs
+    themselves are measured.
 
     Returns
     -------
@@ -324,21 +325,27 @@ def predict(plan: EpochPlan, targets: Targets) -> float | None:
     if not isinstance(strategy, CorgiPile | Spread):
         return None
     count, between, variance = len(plan.block_rows), _between(targets, plan.block_rows), targets.variance
-    over = strategy.over_steps if isinstance(strategy, Spread) else 1
     total, weight = 0.0, 0
     for stream in map(plan.stream, range(plan.streams)):
         loads = strategy.loads(stream.rows, plan.buffer_blocks)
-        spans, rows = np.diff(loads), np.diff(np.concatenate([[0], np.cumsum(stream.rows)])[loads])
-        here = np.convolve(spans, np.ones(over, dtype=np.int64))
-        of_rows = np.convolve(rows, np.ones(over, dtype=np.int64))
-        emitted = stream.step_rows
-        found = _of_buffers(here, of_rows, size, count, between, variance)
-        total += float((found * emitted).sum())
+        spans, loaded = np.diff(loads), np.diff(np.concatenate([[0], np.cumsum(stream.rows)])[loads])
+        # Of each load that leaves at a step how many rows do, how many blocks it has, and how many rows.
+        leaving = loaded[:, None]
+        if isinstance(strategy, Spread):
+            leaving = strategy.emitted_of_loads(stream.rows, plan.buffer_blocks)
+        before = np.maximum(np.arange(len(loaded))[:, None] - np.arange(leaving.shape[1]), 0)
+        emitted = leaving.sum(axis=1)
+        merged = emitted.astype(np.float64) ** 2 / np.maximum((leaving**2 / spans[before]).sum(axis=1), 1e-9)
+        drawn_of = np.where(leaving > 0, loaded[before], 0).sum(axis=1)
+        drawn_of[-1] = emitted[-1]
+        filled = emitted > 0
+        found = _of_buffers(merged[filled], drawn_of[filled], size, count, between, variance)
+        total += float((found * emitted[filled]).sum())
         weight += int(emitted.sum())
     return total / max(weight, 1)
 
 
-def _of_buffers(n: Int64s, rows: Int64s, size: int, count: int, between: float, variance: float) -> Floats:
+def _of_buffers(n: Floats, rows: Int64s, size: int, count: int, between: float, variance: float) -> Floats:
     """Clumping of batches of buffers of `n` of `count` blocks, which have so many rows, float64 [buffers]."""
     part = size / np.maximum(rows, 1)
     # Mean of the sum of squares of the parts that lie in one buffer each, for batches that begin anywhere.
@@ -357,7 +364,7 @@ def _of_blocks_in_order(plan: EpochPlan, targets: Targets) -> float | None:
     mean_rows = float(rows.mean())
     if size >= mean_rows:
         between = _between(targets, rows)
-        count = np.array([1])
+        count = np.ones(1)
         merged = _of_buffers(count, np.array([round(mean_rows)]), size, len(rows), between, targets.variance)
         return float(merged[0])
     # Runs of a batch's rows from each block's start on; those across two blocks are two shorter ones.

@@ -103,11 +103,12 @@ def test_independent_draws_have_a_clumping_of_one() -> None:
 
 def test_spread_clumps_at_most_six_tenths_as_much_as_corgipile_in_the_same_memory(tmp_path: Path) -> None:
     rows, blocks = 1_000_000, 1000
-    table = pa.table({"label": pa.array(np.arange(rows) * 10 // rows, pa.int32())})
+    features = {f"f{c}": np.zeros(rows, dtype=np.float32) for c in range(20)}
+    table = pa.table({**features, "label": pa.array(np.arange(rows) * 10 // rows, pa.int32())})
     pq.write_table(table, tmp_path / "x.parquet", row_group_size=rows // blocks)
     index = ca.BlockIndex.build(tmp_path)
     targets = quality.targets_of(table["label"], "label")
-    for memory in ("400 kB", "800 kB"):
+    for memory in ("8 MiB", "16 MiB"):
         found = {}
         for name in ("corgipile", "spread"):
             reader = ca.Reader(index, shuffle=name, memory=memory, batch_size=256, block_bytes=1)

@@ -108,26 +108,30 @@ def test_mrs(blocks: list[int], rows: int | None, ratio: float, seed: int, n: in
 
 @given(BLOCKS, st.integers(1, 9), SEEDS, st.integers(1, 20))
 def test_spread(blocks: list[int], over_steps: int, seed: int, n: int) -> None:
-    """The rows of a load are cut at random in equal parts; part a leaves at step k + a, in random order."""
+    """The rows of a load are cut at random in equal parts; part a leaves at step k + a, in random order.
+
+    What is left when the last load comes leaves with it.
+    """
     stream = _stream(blocks, ca.Spread(over_steps=over_steps), n, seed)
     over_steps = min(over_steps, n)
     bits = row_bits(seed, 0, 0)
-    leaving: dict[int, list[int]] = {}
+    parts: dict[tuple[int, int], list[int]] = {}
     out: list[int] = []
-    for step, load in enumerate(_loads(stream)):
+    loads = list(_loads(stream))
+    for step, load in enumerate(loads):
         drawn = bits(step)
-        here: list[int] = []
-        if load:
-            order = [load[int(k)] for k in permutation(len(load), drawn)]
-            here = order[: len(load) // over_steps]
-            for a in range(1, over_steps):
-                part = order[len(load) * a // over_steps : len(load) * (a + 1) // over_steps]
-                leaving.setdefault(step + a, []).extend(part)
-        if leaving.get(step):
-            every = here + leaving.pop(step)
-            here = [every[int(k)] for k in permutation(len(every), drawn)]
+        order = [load[int(k)] for k in permutation(len(load), drawn)]
+        for a in range(over_steps):
+            parts[step, a] = order[len(load) * a // over_steps : len(load) * (a + 1) // over_steps]
+        last = step == len(loads) - 1
+        # Its own rows first, then those of the load before, and so on.
+        every = [(k, a) for k in range(step, -1, -1) for a in range(over_steps)]
+        now = [key for key in every if sum(key) == step or (last and key in parts)]
+        here = [row for key in now for row in parts.pop(key)]
+        if len(here) > (len(load) if last else len(load) // over_steps):
+            here = [here[int(k)] for k in permutation(len(here), drawn)]
         out += here
-    assert not any(leaving.values())
+    assert not any(parts.values())
     assert stream.row_ids().tolist() == out
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import ClassVar, Self
 
 import numpy as np
@@ -17,10 +18,11 @@ from corgiarrow.strategies.steps import Floats, Gather, Int64s, Step, as_index
 class Spread(Strategy):
     """CorgiPile whose loads leave over several steps: each is cut at random in `over_steps` equal parts.
 
-    Part a of what step k loads leaves at step k + a, in random order with the parts of earlier loads. So a step loads
-    1/`over_steps` of the n blocks that its rows come from, and at any time little more than half of n blocks is held.
-    The first and the last steps of an epoch are smaller, and mix fewer blocks. Where a buffer is of fewer blocks than
-    `over_steps`, it is spread over as many steps as it has blocks. ``over_steps=1`` is exactly :class:`CorgiPile`.
+    Part a of what step k loads leaves at step k + a, or with the last load if that comes sooner, in random order with
+    the parts of other loads. So a step loads 1/`over_steps` of the n blocks that its rows come from, and at any time
+    little more than half of n blocks is held. The first steps of an epoch are smaller, and mix fewer blocks. Where a
+    buffer is of fewer blocks than `over_steps`, it is spread over as many steps as it has blocks. ``over_steps=1`` is
+    exactly :class:`CorgiPile`.
 
     Attributes
     ----------
@@ -63,50 +65,61 @@ class Spread(Strategy):
         return replace(self, over_steps=min(self.over_steps, max(buffer_blocks, 1)))
 
     def emitted(self, rows: Int64s, buffer_blocks: int, total: int) -> Int64s:
+        found: Int64s = self.emitted_of_loads(rows, buffer_blocks).sum(axis=1)
+        return found
+
+    def emitted_of_loads(self, rows: Int64s, buffer_blocks: int) -> Int64s:
+        """Rows that each step emits of its load, of the one before, and so on, int64 [steps, over_steps]."""
         loaded = self._loaded(rows, buffer_blocks)
-        if not len(loaded):
-            return loaded
-        out = np.zeros(len(loaded) + self.over_steps - 1, dtype=np.int64)
-        for part in range(self.over_steps):
-            out[part : part + len(loaded)] += self._cut(loaded, part + 1) - self._cut(loaded, part)
-        return out
+        found = np.zeros((len(loaded), self.over_steps), dtype=np.int64)
+        for a in range(min(self.over_steps, len(loaded))):
+            found[a:, a] = (self._cut(loaded, a + 1) - self._cut(loaded, a))[: len(loaded) - a]
+            found[-1, a] = loaded[-1 - a] - self._cut(loaded[-1 - a], a)
+        return found
 
     def steps(self, rows: Int64s, buffer_blocks: int, total: int, bits: StepBits, first: int = 0) -> Iterator[Step]:
         starts = self.loads(rows, buffer_blocks).tolist()
         loaded = self._loaded(rows, buffer_blocks)
-        for step in range(first, len(loaded) + self.over_steps - 1 if len(loaded) else 0):
-            earlier = range(max(step - self.over_steps + 1, 0), min(step, len(loaded)))
-            leaving = [(load, step - load) for load in earlier]
-            sizes = [int(self._cut(loaded[load], a + 1) - self._cut(loaded[load], a)) for load, a in leaving]
-            sources = tuple(self._piece(*one) for one, size in zip(leaving, sizes, strict=True) if size)
+        last = len(loaded) - 1
+        for step in range(first, last + 1):
+            load = tuple(range(starts[step], starts[step + 1]))
+            held = self._held(step, last)
+            sizes = [int(self._cut(loaded[n], part + 1) - self._cut(loaded[n], part)) for n, part in held]
+            sources = (*load, *(self._piece(*one) for one, size in zip(held, sizes, strict=True) if size))
             drawn = bits(step)
-            load: tuple[int, ...] = ()
-            here = np.empty(0, dtype=np.uint64)
+            count = int(loaded[step])
+            out = order = permutation(count, drawn)
             kept: list[Gather] = []
-            if step < len(loaded):
-                load = tuple(range(starts[step], starts[step + 1]))
-                sources = (*load, *sources)
-                order = permutation(int(loaded[step]), drawn)
-                cuts = [int(self._cut(loaded[step], a)) for a in range(self.over_steps + 1)]
-                here = order[: cuts[1]]
-                for a in range(1, self.over_steps):
-                    if cuts[a] < cuts[a + 1]:
-                        part = as_index(order[cuts[a] : cuts[a + 1]])
-                        kept.append(Gather(sources, part, self._piece(step, a)))
+            if step < last:
+                cuts = [int(self._cut(loaded[step], part)) for part in range(self.over_steps + 1)]
+                out = order[: cuts[1]]
+                for part, (begin, end) in enumerate(pairwise(cuts[1:]), start=1):
+                    if begin < end:
+                        kept.append(Gather(sources, as_index(order[begin:end]), self._piece(step, part)))
             if sum(sizes):
-                there = np.arange(sum(sizes), dtype=np.uint64) + np.uint64(loaded[step] if load else 0)
-                every = np.concatenate([here, there])
-                here = every[permutation(len(every), drawn)]
-            out = (Gather(sources, as_index(here)),) if len(here) else ()
-            yield Step(load, (*out, *kept))
+                every = np.concatenate([out, np.arange(count, count + sum(sizes), dtype=np.uint64)])
+                out = every[permutation(len(every), drawn)]
+            emitting = (Gather(sources, as_index(out)),) if len(out) else ()
+            yield Step(load, (*emitting, *kept))
+
+    def _held(self, step: int, last: int) -> list[tuple[int, int]]:
+        """Load and part of what leaves at a step beside its own load."""
+        behind = range(1, min(self.over_steps, step + 1))
+        return [(step - a, part) for a in behind for part in (range(a, self.over_steps) if step == last else (a,))]
 
     def replay_from(self, step: int, buffer_blocks: int) -> int:
         return max(step - self.over_steps + 1, 0)
 
     def loads(self, rows: Int64s, buffer_blocks: int) -> Int64s:
-        """First span of each load, and the number of spans, int64 [loads + 1]."""
-        starts = CorgiPile.load_starts(len(rows), max(buffer_blocks // self.over_steps, 1))
-        return np.append(starts, len(rows))
+        """First span of each load, and the number of spans, int64 [loads + 1].
+
+        They are of equal size: the first rows of an epoch, of one load alone, come from as many blocks as can be.
+        """
+        each = max(buffer_blocks // self.over_steps, 1)
+        if self.over_steps == 1:
+            return CorgiPile().loads(rows, each)
+        count = -(-len(rows) // each)
+        return np.arange(count + 1) * len(rows) // max(count, 1)
 
     def _loaded(self, rows: Int64s, buffer_blocks: int) -> Int64s:
         """Rows of each load, int64 [loads]."""
