@@ -99,6 +99,11 @@ def tasks_of(name: str, seeds: int, quick: bool) -> Iterator[Task]:
                         yield from seeded(replace(first, strategy=strategy, buffer=buffer, rate=rate), seeds)
 
 
+def urgency(task: Task) -> tuple[bool, bool, bool]:
+    """Sort key: what is sorted by label in buffers of 10 %, other orders, other buffers, other step sizes."""
+    return task.rate != rate_of(task.data, task.model), task.buffer not in (0.0, MAIN_BUFFER), task.order != "label"
+
+
 def seeded(task: Task, seeds: int) -> Iterator[Task]:
     same = task.strategy == "none" and "CNN" not in task.model
     return (replace(task, seed=seed) for seed in range(1 if same else seeds))
@@ -390,7 +395,8 @@ def main() -> None:
         return
     kind = tuning_tasks if arguments.tune else tasks_of
     asked = [task for name in names for task in kind(name, arguments.seeds, arguments.quick)]
-    known = [task for task in asked if task.strategy in BY_NAME]
+    # What the main tables show comes first, so that a run that is broken off is of use.
+    known = sorted((task for task in asked if task.strategy in BY_NAME), key=urgency)
     runs = arguments.runs or arguments.data / f"convergence-runs{'-quick' if arguments.quick else ''}.jsonl"
     before = finished(runs)
     missing_runs = [task for task in known if key_of(task.key()) not in before]
