@@ -186,10 +186,9 @@ def _factors(blocks: Int64s, sizes: Sizes, strategy: Strategy) -> tuple[Floats, 
     factor = strategy.memory_factor(blocks)
     if not strategy.copies:
         return factor, np.zeros(len(blocks))
-    held = strategy.held_factor(blocks)
-    beside = (_SHUFFLE_FACTOR - 1 + sizes.largest_column) * strategy.gathered_factor(blocks)
-    at_last = sizes.largest_column * held
-    return np.maximum(factor, held + np.maximum(beside, at_last)), _PERMUTATION_BYTES * held
+    gathered = strategy.gathered_factor(blocks)
+    beside = (_SHUFFLE_FACTOR - 1 + sizes.largest_column) * gathered
+    return np.maximum(factor, strategy.held_factor(blocks) + beside), _PERMUTATION_BYTES * gathered
 
 
 def _needed(nbytes: Int64s, factor: "Floats | float", strategy: Strategy, streams: int) -> Int64s:

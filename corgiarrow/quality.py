@@ -337,7 +337,6 @@ def predict(plan: EpochPlan, targets: Targets) -> float | None:
         emitted = leaving.sum(axis=1)
         merged = emitted.astype(np.float64) ** 2 / np.maximum((leaving**2 / spans[before]).sum(axis=1), 1e-9)
         drawn_of = np.where(leaving > 0, loaded[before], 0).sum(axis=1)
-        drawn_of[-1] = emitted[-1]
         filled = emitted > 0
         found = _of_buffers(merged[filled], drawn_of[filled], size, count, between, variance)
         total += float((found * emitted[filled]).sum())

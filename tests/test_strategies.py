@@ -110,10 +110,9 @@ def test_mrs(blocks: list[int], rows: int | None, ratio: float, seed: int, n: in
 def test_spread(blocks: list[int], over_steps: int, seed: int, n: int) -> None:
     """The rows of a load are cut at random in equal parts; part a leaves at step k + a, in random order.
 
-    What is left when the last load comes leaves with it.
+    The last loads are cut in as many parts as there are steps left.
     """
     stream = _stream(blocks, ca.Spread(over_steps=over_steps), n, seed)
-    over_steps = min(over_steps, n)
     bits = row_bits(seed, 0, 0)
     parts: dict[tuple[int, int], list[int]] = {}
     out: list[int] = []
@@ -121,14 +120,13 @@ def test_spread(blocks: list[int], over_steps: int, seed: int, n: int) -> None:
     for step, load in enumerate(loads):
         drawn = bits(step)
         order = [load[int(k)] for k in permutation(len(load), drawn)]
-        for a in range(over_steps):
-            parts[step, a] = order[len(load) * a // over_steps : len(load) * (a + 1) // over_steps]
-        last = step == len(loads) - 1
+        count = min(over_steps, n, len(loads) - step)
+        for a in range(count):
+            parts[step, a] = order[len(load) * a // count : len(load) * (a + 1) // count]
         # Its own rows first, then those of the load before, and so on.
-        every = [(k, a) for k in range(step, -1, -1) for a in range(over_steps)]
-        now = [key for key in every if sum(key) == step or (last and key in parts)]
-        here = [row for key in now for row in parts.pop(key)]
-        if len(here) > (len(load) if last else len(load) // over_steps):
+        own = parts[step, 0]
+        here = [row for k in range(step, -1, -1) for row in parts.pop((k, step - k), [])]
+        if len(here) > len(own):
             here = [here[int(k)] for k in permutation(len(here), drawn)]
         out += here
     assert not any(parts.values())

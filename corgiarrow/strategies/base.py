@@ -73,7 +73,7 @@ class Strategy(ABC):
         return np.ones(len(blocks))
 
     def gathered_factor(self, blocks: Int64s) -> Floats:
-        """What one step gathers rows of, in the same units; the last one may gather all that is held."""
+        """What one step gathers rows of, in the same units."""
         return np.ones(len(blocks))
 
     @property

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -18,11 +17,11 @@ from corgiarrow.strategies.steps import Floats, Gather, Int64s, Step, as_index
 class Spread(Strategy):
     """CorgiPile whose loads leave over several steps: each is cut at random in `over_steps` equal parts.
 
-    Part a of what step k loads leaves at step k + a, or with the last load if that comes sooner, in random order with
-    the parts of other loads. So a step loads 1/`over_steps` of the n blocks that its rows come from, and at any time
-    little more than half of n blocks is held. The first steps of an epoch are smaller, and mix fewer blocks. Where a
-    buffer is of fewer blocks than `over_steps`, it is spread over as many steps as it has blocks. ``over_steps=1`` is
-    exactly :class:`CorgiPile`.
+    Part a of what step k loads leaves at step k + a, in random order with the parts of other loads. So a step loads
+    1/`over_steps` of the n blocks that its rows come from, and at any time little more than half of n blocks is held.
+    The last loads are cut in as many parts as there are steps left, so that no epoch ends on rows of few blocks. The
+    first steps are smaller, and mix fewer. Where a buffer is of fewer blocks than `over_steps`, it is spread over as
+    many steps as it has blocks. ``over_steps=1`` is exactly :class:`CorgiPile`.
 
     Attributes
     ----------
@@ -71,41 +70,32 @@ class Spread(Strategy):
     def emitted_of_loads(self, rows: Int64s, buffer_blocks: int) -> Int64s:
         """Rows that each step emits of its load, of the one before, and so on, int64 [steps, over_steps]."""
         loaded = self._loaded(rows, buffer_blocks)
-        found = np.zeros((len(loaded), self.over_steps), dtype=np.int64)
-        for a in range(min(self.over_steps, len(loaded))):
-            found[a:, a] = (self._cut(loaded, a + 1) - self._cut(loaded, a))[: len(loaded) - a]
-            found[-1, a] = loaded[-1 - a] - self._cut(loaded[-1 - a], a)
+        step, part = np.ogrid[: len(loaded), : self.over_steps]
+        load = step - part
+        found: Int64s = np.where(load >= 0, self._part_rows(loaded, load, part), 0)
         return found
 
     def steps(self, rows: Int64s, buffer_blocks: int, total: int, bits: StepBits, first: int = 0) -> Iterator[Step]:
         starts = self.loads(rows, buffer_blocks).tolist()
         loaded = self._loaded(rows, buffer_blocks)
-        last = len(loaded) - 1
-        for step in range(first, last + 1):
+        leaving = self.emitted_of_loads(rows, buffer_blocks)
+        for step in range(first, len(loaded)):
             load = tuple(range(starts[step], starts[step + 1]))
-            held = self._held(step, last)
-            sizes = [int(self._cut(loaded[n], part + 1) - self._cut(loaded[n], part)) for n, part in held]
-            sources = (*load, *(self._piece(*one) for one, size in zip(held, sizes, strict=True) if size))
+            held = [self._piece(step - a, a) for a in range(1, min(self.over_steps, step + 1)) if leaving[step, a]]
+            sources = (*load, *held)
             drawn = bits(step)
-            count = int(loaded[step])
-            out = order = permutation(count, drawn)
-            kept: list[Gather] = []
-            if step < last:
-                cuts = [int(self._cut(loaded[step], part)) for part in range(self.over_steps + 1)]
-                out = order[: cuts[1]]
-                for part, (begin, end) in enumerate(pairwise(cuts[1:]), start=1):
-                    if begin < end:
-                        kept.append(Gather(sources, as_index(order[begin:end]), self._piece(step, part)))
-            if sum(sizes):
-                every = np.concatenate([out, np.arange(count, count + sum(sizes), dtype=np.uint64)])
+            order = permutation(int(loaded[step]), drawn)
+            sizes = self._part_rows(loaded, np.int64(step), np.arange(self.over_steps))
+            out, *later = np.split(order, np.cumsum(sizes)[:-1])
+            kept = [
+                Gather(sources, as_index(part), self._piece(step, a)) for a, part in enumerate(later, 1) if len(part)
+            ]
+            if held:
+                last = len(order) + int(leaving[step, 1:].sum())
+                every = np.concatenate([out, np.arange(len(order), last, dtype=np.uint64)])
                 out = every[permutation(len(every), drawn)]
-            emitting = (Gather(sources, as_index(out)),) if len(out) else ()
+            emitting = [Gather(sources, as_index(out))] if len(out) else []
             yield Step(load, (*emitting, *kept))
-
-    def _held(self, step: int, last: int) -> list[tuple[int, int]]:
-        """Load and part of what leaves at a step beside its own load."""
-        behind = range(1, min(self.over_steps, step + 1))
-        return [(step - a, part) for a in behind for part in (range(a, self.over_steps) if step == last else (a,))]
 
     def replay_from(self, step: int, buffer_blocks: int) -> int:
         return max(step - self.over_steps + 1, 0)
@@ -125,9 +115,12 @@ class Spread(Strategy):
         """Rows of each load, int64 [loads]."""
         return np.add.reduceat(rows, self.loads(rows, buffer_blocks)[:-1]) if len(rows) else rows
 
-    def _cut(self, loaded: Int64s, part: int) -> Int64s:
-        """Where part number `part` of loads begins, in their random order."""
-        return loaded * part // self.over_steps
+    def _part_rows(self, loaded: Int64s, load: Any, part: Any) -> Int64s:
+        """Rows of parts of loads, by their numbers, int64."""
+        parts = np.clip(len(loaded) - load, 1, self.over_steps)
+        rows = loaded[np.maximum(load, 0)]
+        found: Int64s = np.minimum(part + 1, parts) * rows // parts - np.minimum(part, parts) * rows // parts
+        return found
 
     def _piece(self, load: int, part: int) -> int:
         return -(load * self.over_steps + part) - 1
