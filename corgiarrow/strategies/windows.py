@@ -18,18 +18,7 @@ _LOADS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HoldsBack(Strategy):
-    """Rows in file order, of which some are held back.
-
-    Attributes
-    ----------
-    rows
-        Rows that all streams of the job hold back together; None for as many as `buffer_blocks` blocks have.
-
-    Raises
-    ------
-    OptionError
-        `rows` is out of its bounds.
-    """
+    """Rows in file order, of which all streams of the job together hold some back."""
 
     rows: int | None = None
 
@@ -85,6 +74,16 @@ class SlidingWindow(_HoldsBack):
 
     A window is filled with the first rows; each further row takes the place of one at random, which leaves. At the end
     of the data the window leaves in random order. A window that holds all rows of a stream shuffles them fully.
+
+    Attributes
+    ----------
+    rows
+        Rows of the windows of all streams together; None for as many as `buffer_blocks` blocks have.
+
+    Raises
+    ------
+    OptionError
+        `rows` is out of its bounds.
     """
 
     name: ClassVar[str] = "window"
