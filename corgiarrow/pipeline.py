@@ -392,6 +392,8 @@ class Pipeline:
                     raise failed or self._error or AssertionError
                 if self._closed:
                     raise RuntimeError("this pass has ended: iterate over the reader again")
+                if at.exhausted and not at.queue:
+                    raise RuntimeError("the strategy's steps emit fewer rows than it says")
                 self._rows_ready.wait()
             self._stats.wait_s += time.perf_counter() - began
             return at.segments.popleft()
@@ -614,6 +616,7 @@ class Pipeline:
             stream.preparing = False
             if step is None:
                 stream.exhausted = True
+                self._rows_ready.notify_all()
             else:
                 stream.queue.append(_StepState(step, deque(step.load)))
                 stream.alive += 1

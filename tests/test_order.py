@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 import corgiarrow as ca
 from corgiarrow.randomness import block_bits, permutation
-from corgiarrow.strategies import BY_NAME, Pool, Strategy, restoring_steps
+from corgiarrow.strategies import BY_NAME, Pool, Step, Strategy, restoring_steps
 
 BLOCKS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 NAMES = st.sampled_from(sorted(BY_NAME))
@@ -148,6 +149,15 @@ def test_every_strategy_runs_on_the_same_pipeline(
         other = ca.Reader(source, **options)
         other.seek(0, k)
         assert ids_of(iter(other)) == batches[k:]
+
+
+def test_a_strategy_that_emits_fewer_rows_than_it_says_does_not_hang() -> None:
+    class Loses(type(BY_NAME["block"])):
+        def steps(self, *args: object) -> Iterator[Step]:
+            return itertools.islice(super().steps(*args), 3)
+
+    with pytest.raises(RuntimeError, match="emit fewer rows than it says"):
+        list(ca.Reader(ArraySource([10] * 5), shuffle=Loses(), batch_size=7))
 
 
 @given(BLOCKS, NAMES, SEEDS, st.integers(1, 8), st.booleans())
