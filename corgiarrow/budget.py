@@ -244,11 +244,11 @@ def _in_pieces(sizes: Sizes, strategy: Strategy, streams: int, room: int, fits: 
     blocks = np.arange(1, len(nbytes) + 1)
     factors, indices_each = _factors(blocks, sizes, strategy)
     indices = indices_each * _needed(rows, 1.0, strategy, 1)
-    needed = indices + np.maximum(
-        _needed(nbytes, factors, strategy, 1),
-        _needed(nbytes, strategy.held_factor(blocks), strategy, 1) + int(sizes.piece_factor * nbytes.max()),
-    )
-    merged = int(np.searchsorted(needed, room - reserved, side="right"))
+    needed = indices + _needed(nbytes, factors, strategy, 1)
+    decoding = indices + _needed(nbytes, strategy.held_factor(blocks), strategy, 1) + sizes.piece_factor * nbytes.max()
+    # Where rows are so large that decoding one piece is the most of it, a buffer of one is tried all the same.
+    least = min(int(np.searchsorted(needed, room - reserved, side="right")), 1)
+    merged = max(int(np.searchsorted(np.maximum(needed, decoding), room - reserved, side="right")), least)
     if merged < 1:
         return None
     asked = strategy.buffer_blocks(rows, merged, streams)
