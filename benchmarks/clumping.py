@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import corgiarrow as ca
-from corgiarrow import budget
+from corgiarrow import budget, quality
 from corgiarrow.plan import EpochPlan
 from corgiarrow.strategies import BY_NAME
 
@@ -50,18 +50,6 @@ def labels_of(row_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     return (row_ids * LABELS // (ROW_GROUPS * GROUP_ROWS)).astype(np.int32)
 
 
-def clumping(plan: EpochPlan) -> float:
-    """Mean over the whole batches of an epoch, as above."""
-    size = plan.batch_size
-    labels = labels_of(plan.row_ids())
-    p = np.bincount(labels, minlength=LABELS) / len(labels)
-    batches = len(labels) // size
-    cells = np.repeat(np.arange(batches) * LABELS, size) + labels[: batches * size]
-    shares = np.bincount(cells, minlength=batches * LABELS).reshape(batches, LABELS) / size
-    independent = (p * (1 - p)).sum() / size
-    return float((((shares - p) ** 2).sum(axis=1) / independent).mean())
-
-
 def blocks_held(reader: ca.Reader, memory: str, strategy: str) -> int:
     """Most whole blocks that a buffer of `memory` merges; 0 where it does not hold one."""
     source = reader.source
@@ -87,6 +75,11 @@ def main() -> None:
     seeds = range(arguments.seeds)
     lines, figures = [], {}
 
+    targets = quality.targets_of(pa.array(labels_of(np.arange(ROW_GROUPS * GROUP_ROWS))), "label")
+
+    def measured(plan: EpochPlan) -> float:
+        return quality.clumping(targets, plan.tables())
+
     def reader(shuffle: str, seed: int, **buffer: str | int) -> ca.Reader:
         return ca.Reader(index, shuffle=shuffle, seed=seed, batch_size=arguments.batch_size, **buffer)  # type: ignore[arg-type]
 
@@ -94,8 +87,8 @@ def main() -> None:
         chosen = reader("corgipile", 0, memory=memory)
         plan = chosen.plan()
         blocks = blocks_held(chosen, memory, "corgipile")
-        whole = [clumping(reader("corgipile", s, buffer_blocks=blocks).plan()) for s in seeds if blocks]
-        pieces = [clumping(reader("corgipile", s, memory=memory).plan()) for s in seeds]
+        whole = [measured(reader("corgipile", s, buffer_blocks=blocks).plan()) for s in seeds if blocks]
+        pieces = [measured(reader("corgipile", s, memory=memory).plan()) for s in seeds]
         figures[memory] = {
             "whole_blocks": blocks,
             "whole_clumping": whole,
@@ -116,7 +109,7 @@ def main() -> None:
                 f"{mean(whole) / mean(pieces):.1f}" if whole else "–",
             ]
         )
-    ideal = mean(clumping(reader("epoch", s, memory="8 GiB").plan()) for s in seeds)
+    ideal = mean(measured(reader("epoch", s, memory="8 GiB").plan()) for s in seeds)
     megabytes = chosen.source.block_bytes.mean() / 1e6
     print(
         f"{ROW_GROUPS} row groups of {GROUP_ROWS:,} rows ({megabytes:.0f} MB in memory each), sorted by {LABELS} "

@@ -63,6 +63,10 @@ class Result:
         """Measured, else predicted."""
         return self.predicted_clumping if self.measured_clumping is None else self.measured_clumping
 
+    def within(self, tolerance: float) -> bool:
+        """Whether the clumping is known, and at most `tolerance`."""
+        return self.clumping is not None and self.clumping <= tolerance
+
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
@@ -239,7 +243,7 @@ class _Look:
 
     def _enough(self, strategy: str, memory: float, tolerance: float) -> Result | None:
         result = self.at(strategy, int(np.ceil(memory / _MIB)) * _MIB, draw=False)
-        return result if result is not None and (result.clumping or np.inf) <= tolerance else None
+        return result if result is not None and result.within(tolerance) else None
 
 
 def _in_pieces(plan: EpochPlan) -> bool:
@@ -249,7 +253,7 @@ def _in_pieces(plan: EpochPlan) -> bool:
 def _advise(look: _Look, h_d: float, mean_rows: float, tolerance: float) -> list[str]:
     told = []
     file_order = look.at("none", None, draw=False)
-    if file_order is not None and (file_order.clumping or np.inf) <= tolerance:
+    if file_order is not None and file_order.within(tolerance):
         told.append(
             f"File order has a clumping of {file_order.clumping:.2f} already, within {tolerance:g}: the rows are "
             "mixed by this label. Shuffling still gives each epoch another order."

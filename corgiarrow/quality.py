@@ -285,7 +285,8 @@ def measure(plan: EpochPlan, targets: Targets | None = None) -> Mixing:
     if targets is not None and targets.rows != plan.num_rows:
         raise OptionError(f"labels of {targets.rows:,} rows do not fit a plan of {plan.num_rows:,} rows")
     blocks, batches = 0, 0
-    for table in plan.tables():
+    tables = list(plan.tables())
+    for table in tables:
         block = np.sort(np.searchsorted(plan.first_id, table.ravel(), side="right").reshape(table.shape), axis=1)
         blocks += len(table) + int((np.diff(block, axis=1) != 0).sum())
         batches += len(table)
@@ -294,7 +295,7 @@ def measure(plan: EpochPlan, targets: Targets | None = None) -> Mixing:
     correlation = float(np.corrcoef(place, ids)[0, 1]) if len(ids) > 1 else float("nan")
     pairs = np.random.Generator(np.random.PCG64(0)).integers(0, max(len(ids), 1), (2, _PAIRS if len(ids) else 0))
     signs = np.sign(pairs[0] - pairs[1]) * np.sign(ids[pairs[0]] - ids[pairs[1]])
-    clumped = float("nan") if targets is None else clumping(targets, plan.tables())
+    clumped = float("nan") if targets is None else clumping(targets, tables)
     tau = float(signs.sum() / max(np.count_nonzero(signs), 1))
     return Mixing(clumped, blocks / max(batches, 1), correlation, tau)
 
