@@ -10,7 +10,8 @@ import numpy as np
 from corgiarrow.arrays import ArrayOptions, ArraySpec, Ragged
 from corgiarrow.errors import ConversionError, MissingExtraError, OptionError
 from corgiarrow.loader import Loader, LoaderOptions, Transform, as_reader
-from corgiarrow.reader import Data, Reader
+from corgiarrow.opening import Data
+from corgiarrow.reader import Reader
 
 try:
     import jax

@@ -14,17 +14,17 @@ import pyarrow.compute as pc
 from corgiarrow.arrays import ArrayOptions, Converter
 from corgiarrow.arrays.values import Out
 from corgiarrow.errors import CorgiArrowError, OptionError
-from corgiarrow.reader import Data, Reader, Slice, share_of_cpus
+from corgiarrow.opening import Data, DataOptions
+from corgiarrow.reader import Reader, Slice, share_of_cpus
 from corgiarrow.schemas import SchemaRequest
 from corgiarrow.split import Split
-from corgiarrow.storage import AccessOptions
 from corgiarrow.strategies import Strategy
 
 Transform = Callable[[dict[str, Any]], Any]
 Slices = Generator[Slice, None, None]
 
 
-class ReaderOptions(AccessOptions, total=False):
+class ReaderOptions(DataOptions, total=False):
     """Keywords of :class:`Reader` that adapters hand on; they settle the others themselves."""
 
     columns: Sequence[str] | None

@@ -15,8 +15,9 @@ from corgiarrow.arrays import ArrayOptions
 from corgiarrow.errors import ColumnNotFoundError, CorgiArrowError, MissingExtraError, OptionError
 from corgiarrow.features import Array, FeatureMatrix, Labels, feature_names, hole, label_type
 from corgiarrow.linear import KINDS, LinearModel, check_kind, import_torch, losses
+from corgiarrow.opening import Data
 from corgiarrow.predictions import write_predictions
-from corgiarrow.reader import Data, Reader
+from corgiarrow.reader import Reader
 from corgiarrow.scaling import Moments, Scaling
 from corgiarrow.schemas import is_numeric
 from corgiarrow.training import (

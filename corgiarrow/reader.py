@@ -5,7 +5,7 @@ import hashlib
 import logging
 import os
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self, Unpack
@@ -16,19 +16,18 @@ import pyarrow.compute as pc
 
 from corgiarrow import budget
 from corgiarrow.errors import OptionError, StateMismatchError
-from corgiarrow.index import DEFAULT_BLOCK_BYTES, BlockIndex, check_on_error
+from corgiarrow.index import DEFAULT_BLOCK_BYTES, check_on_error
+from corgiarrow.opening import Data, DataOptions, open_source
 from corgiarrow.pipeline import Pipeline, Stats, StreamInput
 from corgiarrow.plan import EpochPlan, Part, check_streams
 from corgiarrow.randomness import ORDER_VERSION, check_seed
 from corgiarrow.schemas import SchemaRequest
 from corgiarrow.sources import BlockSource
 from corgiarrow.sources.parquet import ParquetSource
-from corgiarrow.sources.selection import whole_files_filter
+from corgiarrow.sources.postgres import PostgresSource
 from corgiarrow.split import Split
-from corgiarrow.storage import AccessOptions, check_keywords
+from corgiarrow.storage import check_keywords
 from corgiarrow.strategies import Strategy, as_strategy
-
-Data = str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | BlockIndex | BlockSource
 
 _LOG = logging.getLogger("corgiarrow")
 
@@ -42,9 +41,9 @@ _SCANNED_PART = 0.05
 _OTHER = "make the reader with what the state has, or begin anew"
 _MISMATCHES = {
     "order_version": "another version of corgiarrow made it, with another order",
-    "data": "the fingerprints of files, row groups, schema, filter= and split= differ, so it belongs to other data or "
-    "another part of it",
-    "blocks": "row groups are merged into other blocks, as with another block_bytes or other columns",
+    "data": "the fingerprints of files, row groups, schema, filter= and split= differ (of a table, its rows and "
+    "their places: it may have been written to), so it belongs to other data or another part of it",
+    "blocks": "row groups or pages are merged into other blocks, as with another block_bytes or other columns",
     "columns": "the names of the columns read, or their order, differ",
     "pieces": "another budget or number of streams reads large row groups in other pieces; give the same memory",
     "buffer_blocks": "another budget or number of streams merges other buffers; give buffer_blocks to fix it",
@@ -85,7 +84,8 @@ class Reader:
     Parameters
     ----------
     data
-        Path, URL, glob, folder, a list of them, a :class:`BlockIndex`, or any :class:`BlockSource`.
+        Path, URL, glob, folder, a list of them, a :class:`BlockIndex`, or any :class:`BlockSource`; or
+        ``postgresql://…``, a database, with ``table=``.
     columns
         Names of the columns to read; None for all. ``"a.b"`` is field ``b`` of struct column ``a``.
     batch_size
@@ -131,7 +131,8 @@ class Reader:
         Show a progress bar on stderr.
     **access
         How to reach the files: ``storage_options``, ``filesystem``, ``cache``, ``cache_bytes`` and ``timeout``, see
-        :class:`corgiarrow.storage.AccessOptions`.
+        :class:`corgiarrow.storage.AccessOptions`. Of a database: ``table``, ``where`` (SQL, instead of `filter`),
+        ``dimension`` and ``timeout``, see :class:`corgiarrow.sources.postgres.PostgresSource`.
 
     Raises
     ------
@@ -168,9 +169,9 @@ class Reader:
         threads: int | None = None,
         provenance: bool = False,
         progress: bool = False,
-        **access: Unpack[AccessOptions],
+        **access: Unpack[DataOptions],
     ):
-        check_keywords(access)
+        check_keywords(access, DataOptions)
         for name, value in (("batch_size", batch_size), ("streams", streams), ("threads", threads)):
             left_open = value is None and name != "batch_size"
             if not left_open and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -185,7 +186,7 @@ class Reader:
         self._provenance = provenance
         self._progress = progress
         self._skip_errors = check_on_error(on_error) == "skip"
-        self._source = _open_source(data, columns, block_bytes, schema, filter, split, on_error, self._threads, access)
+        self._source = open_source(data, columns, block_bytes, schema, filter, split, on_error, self._threads, access)
         if provenance and (taken := set(PROVENANCE) & set(self._source.schema.names)):
             raise OptionError(f"provenance=True adds columns {PROVENANCE}, but the data has {sorted(taken)} already")
         self._streams_asked = streams
@@ -353,7 +354,7 @@ class Reader:
         Parameters
         ----------
         columns
-            Those to read, of this reader's; None for all. A source other than Parquet gives all of its columns.
+            Those to read, of this reader's; None for all. Sources that cannot be narrowed give all of their columns.
         batch_size
             Rows of a batch, or fewer where they would take much of the budget; None for as many as this reader's.
         """
@@ -362,6 +363,8 @@ class Reader:
         most = max(int(_SCANNED_PART * self.memory_bytes / max(row_bytes, 1)), self._batch_size)
         if columns is not None and isinstance(self._source, ParquetSource):
             other._source = self._source.narrowed(columns, "skip" if self._skip_errors else "raise")
+        elif columns is not None and isinstance(self._source, PostgresSource):
+            other._source = self._source.narrowed(columns)
         if self._request.memory is None and self._request != budget.Request():
             other._request = budget.Request(buffer_blocks=1)
         other._strategy, other._part, other._streams_asked = as_strategy("none"), Part(0, 1, 0, 1), 1
@@ -440,7 +443,7 @@ class Reader:
             self._move(epoch, step // self._part.num_workers)
 
     def _move(self, epoch: int, delivered: int) -> None:
-        self.close()
+        self._end_pass()
         self._epoch, self._delivered, self._resume = epoch, delivered, True
 
     def state_dict(self) -> dict[str, int | str]:
@@ -514,7 +517,15 @@ class Reader:
         }
 
     def close(self) -> None:
-        """End the pass under way, if there is one: its threads end, its memory is let go."""
+        """End the pass under way, if there is one: threads end, memory is let go, connections are closed.
+
+        Another pass may begin afterwards. Of a database's table it takes another snapshot, and raises if the rows are
+        no longer the same.
+        """
+        self._end_pass()
+        self._source.close()
+
+    def _end_pass(self) -> None:
         under_way = None if self._pass is None else self._pass()
         if under_way is not None:
             under_way.close()
@@ -528,7 +539,7 @@ class Reader:
 
         For those who convert batches: what is done once for these rows need not be done for each batch.
         """
-        self.close()
+        self._end_pass()
         begin = self._delivered if self._resume else 0
         self._resume = False
         self._delivered = begin
@@ -620,35 +631,6 @@ class Reader:
 def share_of_cpus(processes: int = 1) -> int:
     """Threads for each of so many processes of this machine: its share of the CPUs, at most 8."""
     return min(max(len(os.sched_getaffinity(0)) // processes, 1), 8)
-
-
-def _open_source(
-    data: Data,
-    columns: Sequence[str] | None,
-    block_bytes: int | str,
-    schema: SchemaRequest | None,
-    filter: pc.Expression | None,
-    split: Split | None,
-    on_error: str,
-    threads: int,
-    access: AccessOptions,
-) -> BlockSource:
-    if isinstance(columns, str):
-        raise OptionError(f"columns={columns!r} must be a list of names: give columns=[{columns!r}]")
-    if isinstance(data, BlockSource):
-        given = {"columns": columns, "filter": filter, "split": split, "schema": schema, "cache": access.get("cache")}
-        for name, value in given.items():
-            if value is not None:
-                raise OptionError(f"{name}= goes with Parquet: choose it when you make the block source")
-        return data
-    if not isinstance(data, BlockIndex):
-        whole_files = whole_files_filter(filter, split)
-        data = BlockIndex.build(data, schema=schema, filter=whole_files, on_error=on_error, **access)
-    elif named := [name for name in ("cache", "cache_bytes", "timeout") if access.get(name) is not None]:
-        raise OptionError(f"{named[0]}= goes with a path: give it to BlockIndex.build or load")
-    elif schema is not None:
-        raise OptionError("schema= goes with a path: give it to BlockIndex.build, which unifies the files' types")
-    return ParquetSource(data, columns, block_bytes, filter=filter, split=split, on_error=on_error, threads=threads)
 
 
 class _progress_bar:  # noqa: N801 - reads as a word in `with _progress_bar(…) as advance:`

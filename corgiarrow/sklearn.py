@@ -15,8 +15,9 @@ import pyarrow as pa
 from corgiarrow.arrays import ArrayOptions
 from corgiarrow.errors import MissingExtraError, OptionError
 from corgiarrow.features import Array, FeatureMatrix, Labels
+from corgiarrow.opening import Data
 from corgiarrow.predictions import Predicted, write_predictions
-from corgiarrow.reader import Data, Reader
+from corgiarrow.reader import Reader
 from corgiarrow.scaling import Moments, Scaling
 from corgiarrow.training import Epoch, Fitted, Score, find_classes, held_out_score, rows_to_scan, step_decay, train
 

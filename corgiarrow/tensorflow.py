@@ -12,7 +12,8 @@ import numpy as np
 from corgiarrow.arrays import ArraySpec, Ragged
 from corgiarrow.errors import MissingExtraError, OptionError
 from corgiarrow.loader import Loader, LoaderOptions, as_reader
-from corgiarrow.reader import Data, Reader
+from corgiarrow.opening import Data
+from corgiarrow.reader import Reader
 
 try:
     import tensorflow as tf

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from corgiarrow.errors import OptionError
 from corgiarrow.features import Array, FeatureMatrix, Labels, label_type
-from corgiarrow.reader import Data, Reader, Slice
+from corgiarrow.opening import Data
+from corgiarrow.reader import Reader, Slice
 from corgiarrow.scaling import Moments
 
 MAX_CLASSES = 1_000

@@ -91,6 +91,9 @@ class ArraySource:
     def describe(self, block: int) -> str:
         return f"block {block}"
 
+    def close(self) -> None:
+        pass
+
 
 class ArraySession:
     traffic = Traffic()

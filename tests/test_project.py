@@ -9,7 +9,7 @@ import pytest
 
 import corgiarrow as ca
 from corgiarrow.loader import ReaderOptions
-from corgiarrow.storage import AccessOptions
+from corgiarrow.opening import DataOptions
 
 ROOT = Path(__file__).parent.parent
 
@@ -42,7 +42,7 @@ def test_public_names() -> None:
 
 def test_adapters_hand_on_every_keyword_of_the_reader() -> None:
     settled = {"self", "data", "batch_size", "rank", "world_size", "worker", "num_workers", "threads", "access"}
-    reach = inspect.get_annotations(AccessOptions)
+    reach = inspect.get_annotations(DataOptions)
     known = {n: kind for n, kind in inspect.get_annotations(ReaderOptions).items() if n not in reach}
     assert reach.items() <= inspect.get_annotations(ReaderOptions).items()
     signature = inspect.signature(ca.Reader.__init__).parameters

@@ -141,3 +141,6 @@ class BlockSource(Protocol):
 
     def describe(self, block: int) -> str:
         """Name a block for a person."""
+
+    def close(self) -> None:
+        """Let go of what is held between passes, if anything; a later one takes it up again."""

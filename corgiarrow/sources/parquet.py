@@ -194,6 +194,9 @@ class ParquetSource:
         first, last = int(self.first_group[block]), int(self.stop_group[block]) - 1
         return self._describe(first, last)
 
+    def close(self) -> None:
+        """Do nothing: no file is open between passes, but one a thread."""
+
     def _describe(self, first: int, last: int) -> str:
         file = self.index.files[self.index.group_file[first]]
         numbers = self.index.group_number[[first, last]]

@@ -271,9 +271,9 @@ def _found(
     return roots, infos
 
 
-def check_keywords(options: AccessOptions) -> None:
+def check_keywords(options: Mapping[str, Any], known: type = AccessOptions) -> None:
     """Raise a TypeError where there is no such keyword, as Python does for those that a function names itself."""
-    unknown = sorted(set(options) - set(AccessOptions.__annotations__))
+    unknown = sorted(set(options) - set(known.__annotations__))
     if unknown:
         raise TypeError(f"unexpected keywords {unknown}")
 

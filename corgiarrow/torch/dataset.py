@@ -11,7 +11,8 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from corgiarrow.arrays import Converter, Ragged
 from corgiarrow.errors import CorgiArrowError, OptionError, StateMismatchError
 from corgiarrow.loader import Loader, LoaderOptions, Transform
-from corgiarrow.reader import Data, Reader
+from corgiarrow.opening import Data
+from corgiarrow.reader import Reader
 from corgiarrow.torch.distributed import check_place, share_of_machine
 from corgiarrow.torch.loading import open_part
 from corgiarrow.torch.passes import Passes

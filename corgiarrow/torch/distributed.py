@@ -8,8 +8,9 @@ from typing import Any
 import torch.distributed as dist
 
 from corgiarrow.errors import CorgiArrowError, OptionError
+from corgiarrow.opening import Data
 from corgiarrow.plan import Part
-from corgiarrow.reader import Data, Reader, share_of_cpus
+from corgiarrow.reader import Reader, share_of_cpus
 from corgiarrow.sources import BlockSource
 
 

@@ -8,7 +8,8 @@ from corgiarrow.arrays.values import map_leaves
 from corgiarrow.errors import OptionError
 from corgiarrow.index import BlockIndex
 from corgiarrow.loader import Loader, LoaderOptions, ReaderOptions, Transform, part_options
-from corgiarrow.reader import Data, Reader
+from corgiarrow.opening import Data, DataOptions
+from corgiarrow.reader import Reader
 from corgiarrow.storage import AccessOptions
 from corgiarrow.torch.distributed import find_place, read_together, share_of_machine
 from corgiarrow.torch.processes import ProcessLoader
@@ -100,7 +101,7 @@ def open_part(
     if not together:
         return Reader(data, **given, **reads), arrays
     # What the first process's block source has settled; the others take it from there.
-    settled = {"columns", "block_bytes", "schema", "filter", "split", "on_error", *_access_in(reads)}
+    settled = {"columns", "block_bytes", "schema", "filter", "split", "on_error", *DataOptions.__annotations__}
 
     def make(found: Data, first: bool) -> Reader:
         kept = reads if first else {name: value for name, value in reads.items() if name not in settled}

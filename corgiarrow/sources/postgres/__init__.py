@@ -1,0 +1,6 @@
+"""Tables of a PostgreSQL server as blocks: runs of heap pages, read through ADBC in one exported snapshot."""
+
+from corgiarrow.sources.postgres.connections import is_postgres
+from corgiarrow.sources.postgres.source import DatabaseOptions, PostgresSource
+
+__all__ = ["DatabaseOptions", "PostgresSource", "is_postgres"]
