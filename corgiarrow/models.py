@@ -20,6 +20,7 @@ from corgiarrow.predictions import write_predictions
 from corgiarrow.reader import Reader
 from corgiarrow.scaling import Moments, Scaling
 from corgiarrow.schemas import is_numeric
+from corgiarrow.sources.postgres import NewTable
 from corgiarrow.training import (
     Epoch,
     Fitted,
@@ -275,7 +276,7 @@ def train_model(
 def predict(
     model: Model,
     reader: Reader,
-    out: str | os.PathLike[str],
+    out: str | os.PathLike[str] | NewTable,
     *,
     keep: Sequence[str] = (),
     probabilities: bool = False,

@@ -1,4 +1,4 @@
-"""Predictions of a model, streamed in file order to Parquet that is whole or not there."""
+"""Predictions of a model, streamed in file order to Parquet, or a table, that is whole or not there."""
 
 import json
 import math
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from corgiarrow.errors import ColumnNotFoundError, OptionError
 from corgiarrow.features import Array
 from corgiarrow.reader import Reader
+from corgiarrow.sources.postgres import NewTable
 from corgiarrow.storage import PARQUET_SUFFIXES, local_path, write_atomic
 
 PREDICTION = "prediction"
@@ -36,18 +37,18 @@ class Predicted:
     Attributes
     ----------
     path
-        The file or folder.
+        The file or folder; or the table.
     rows
         Its rows.
     """
 
-    path: Path
+    path: Path | NewTable
     rows: int
 
 
 def write_predictions(
     reader: Reader,
-    out: str | os.PathLike[str],
+    out: str | os.PathLike[str] | NewTable,
     predict: Callable[[pa.RecordBatch], tuple[Array, Array | None]],
     *,
     keep: Sequence[str] = (),
@@ -60,7 +61,7 @@ def write_predictions(
     reader
         The rows, in file order; a pass over all of them is made.
     out
-        A Parquet file; a name that does not end as one becomes a folder of files.
+        A Parquet file; a name that does not end as one becomes a folder of files. Or a new table of a database.
     predict
         Gives the predictions of a batch, ``[rows]``, and, or None, probabilities, ``[rows, classes]``.
     keep
@@ -71,12 +72,15 @@ def write_predictions(
     Raises
     ------
     OptionError
-        The reader is not in file order, `out` is there already, or is not a local path.
+        The reader is not in file order, `out` is there already, or is neither a local path nor a table.
     ColumnNotFoundError
         A column to keep is not there.
     """
     check_in_file_order(reader)
-    target = new_local_path(out, "out")
+    if isinstance(out, NewTable):
+        out.check()
+    else:
+        out = new_local_path(out, "out")
     missing = [name for name in keep if name not in reader.schema.names]
     if missing:
         raise ColumnNotFoundError(f"keep={missing} are no columns: choose from {', '.join(reader.schema.names[:50])}")
@@ -95,23 +99,12 @@ def write_predictions(
             fields.append(pa.field(PROBABILITIES, arrays[-1].type, metadata=metadata))
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
-    rows = 0
-
-    def write(beside: Path) -> None:
-        nonlocal rows
-        reader.seek(reader.epoch, 0)
-        with closing(reader.slices()) as slices:
-            groups = _groups(columns(part.batch) for part in slices)
-            if target.suffix in PARQUET_SUFFIXES:
-                rows = _write_file(beside, groups)
-                return
-            beside.mkdir()
-            for number, first in enumerate(groups):
-                # A file ends after a row group, so that the next begins with the one after it.
-                rows += _write_file(beside / f"part-{number:05}.parquet", chain([first], groups), _FILE_ROWS)
-
-    write_atomic(target, write)
-    return Predicted(target, rows)
+    reader.seek(reader.epoch, 0)
+    with closing(reader.slices()) as slices:
+        predicted = (columns(part.batch) for part in slices)
+        if isinstance(out, NewTable):
+            return Predicted(out, out.write(predicted))
+        return Predicted(out, _write_parquet(out, _groups(predicted)))
 
 
 def check_in_file_order(reader: Reader) -> None:
@@ -160,6 +153,24 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
             held = []
     if held:
         yield pa.Table.from_batches(held)
+
+
+def _write_parquet(target: Path, groups: Iterator[pa.Table]) -> int:
+    """Write a file, or a folder of them, and return its rows."""
+    rows = 0
+
+    def write(beside: Path) -> None:
+        nonlocal rows
+        if target.suffix in PARQUET_SUFFIXES:
+            rows = _write_file(beside, groups)
+            return
+        beside.mkdir()
+        for number, first in enumerate(groups):
+            # A file ends after a row group, so that the next begins with the one after it.
+            rows += _write_file(beside / f"part-{number:05}.parquet", chain([first], groups), _FILE_ROWS)
+
+    write_atomic(target, write)
+    return rows
 
 
 def _write_file(path: Path, groups: Iterator[pa.Table], most_rows: float = math.inf) -> int:

@@ -19,6 +19,7 @@ from corgiarrow.opening import Data
 from corgiarrow.predictions import Predicted, write_predictions
 from corgiarrow.reader import Reader
 from corgiarrow.scaling import Moments, Scaling
+from corgiarrow.sources.postgres import NewTable
 from corgiarrow.training import Epoch, Fitted, Score, find_classes, held_out_score, rows_to_scan, step_decay, train
 
 try:
@@ -161,7 +162,7 @@ def find_scaling(reader: Reader, features: Sequence[str], **options: Unpack[Arra
 def predict(
     estimator: Any,
     reader: Reader,
-    out: str | os.PathLike[str],
+    out: str | os.PathLike[str] | NewTable,
     *,
     features: Sequence[str],
     keep: Sequence[str] = (),
@@ -180,7 +181,8 @@ def predict(
     reader
         The rows, with ``shuffle="none"``; a pass over all of them is made.
     out
-        A Parquet file, or a name without such an ending for a folder of files. It must not be there.
+        A Parquet file, or a name without such an ending for a folder of files; or a new table of a database, a
+        :class:`corgiarrow.sources.postgres.NewTable`. It must not be there.
     features, scaling, **options
         As they were for :func:`fit`, in the same order.
     keep

@@ -2,5 +2,6 @@
 
 from corgiarrow.sources.postgres.connections import is_postgres
 from corgiarrow.sources.postgres.source import DatabaseOptions, PostgresSource
+from corgiarrow.sources.postgres.writing import NewTable
 
-__all__ = ["DatabaseOptions", "PostgresSource", "is_postgres"]
+__all__ = ["DatabaseOptions", "NewTable", "PostgresSource", "is_postgres"]

@@ -71,6 +71,15 @@ class ServerError(Exception):
         return kind(f"{what}: {self}")
 
 
+@contextmanager
+def raised(what: str) -> Iterator[None]:
+    """Raise what a server says as an error of ours, after `what` was tried."""
+    try:
+        yield
+    except ServerError as error:
+        raise error.as_ours(what) from None
+
+
 def is_postgres(data: Any) -> bool:
     """Whether something is the URL of a PostgreSQL database."""
     return isinstance(data, str) and data.startswith(_SCHEMES)
@@ -232,6 +241,11 @@ class Connection:
                 with self._lock:
                     self._running = None
                 cursor.close()
+
+    def ingest(self, schema: str | None, table: str, batches: pa.RecordBatchReader) -> None:
+        """Make a table of batches, by COPY, in the transaction that is open."""
+        with self._server.told(), self._handle.cursor() as cursor:
+            cursor.adbc_ingest(table, batches, mode="create", db_schema_name=schema)
 
     def cancel(self) -> None:
         """Ask the server to break off what another thread runs here, if anything."""

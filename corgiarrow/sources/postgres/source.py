@@ -26,7 +26,7 @@ from corgiarrow.errors import (
 )
 from corgiarrow.schemas import SchemaRequest, fixed_bytes
 from corgiarrow.sources.postgres.blocks import Counts, Int64s, PageRuns, count_rows, cut_pages, select_sql
-from corgiarrow.sources.postgres.connections import Connection, Fault, Server, ServerError, quoted
+from corgiarrow.sources.postgres.connections import Connection, Fault, Server, ServerError, quoted, raised
 from corgiarrow.sources.postgres.relations import Table, find_columns, find_table, with_sizes
 from corgiarrow.sources.postgres.snapshots import Snapshot, drop
 from corgiarrow.split import Split
@@ -159,7 +159,7 @@ class PostgresSource:
         self.table, snapshot = self._tried(look, what, _FIRST_ATTEMPTS)
         self._held = Holder(self.server, snapshot)
         try:
-            with _raised(what):
+            with raised(what):
                 self.columns = find_columns(snapshot.keeper, self.table, columns, types, dimension)
                 self._held.seen = self._activity(snapshot.keeper)
             runs = cut_pages(self.table, block_bytes)
@@ -689,14 +689,6 @@ class PostgresSession:
 
 def _none(schema: pa.Schema) -> list[pa.RecordBatch]:
     return [pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)]
-
-
-@contextmanager
-def _raised(what: str) -> Iterator[None]:
-    try:
-        yield
-    except ServerError as error:
-        raise error.as_ours(what) from None
 
 
 def _condition(where: str | None, split: Split | None) -> str | None:
