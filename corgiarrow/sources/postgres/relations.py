@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from corgiarrow.errors import AccessDeniedError, ColumnNotFoundError, OptionError, SchemaMismatchError
 from corgiarrow.sources.postgres.connections import Connection, literal, quoted
-from corgiarrow.sources.postgres.types import Column, ServerType, TypeMap
+from corgiarrow.sources.postgres.types import Column, Dimension, ServerType, TypeMap, has_lengths
 
 MIN_SERVER = 14
 """The first version that scans a range of row addresses."""
@@ -171,7 +171,7 @@ def find_columns(
     table: Table,
     names: Sequence[str] | None,
     schema: Mapping[str, pa.DataType],
-    dimension: "int | Mapping[str, int] | None",
+    dimension: Dimension,
 ) -> tuple[Column, ...]:
     """Return columns of a table, in the order of `names`, or all.
 
@@ -213,8 +213,27 @@ def find_columns(
             "CASE WHEN typcategory = 'A' THEN typelem::int8 ELSE 0 END FROM pg_type"
         )
     }
+    if dimension == "first":
+        made = TypeMap(types, schema, None)
+        dimension = {}
+        for name in chosen:
+            column = made.column(name, *attributes[name])
+            if has_lengths(column.field.type) and (length := _first_length(connection, table, column)):
+                dimension[name] = length
     made = TypeMap(types, schema, dimension)
     return tuple(made.column(name, *attributes[name]) for name in chosen)
+
+
+def _first_length(connection: Connection, table: Table, column: Column) -> int | None:
+    """Return the length of the first array of a column that is there."""
+    array = column.expression
+    for relation in table.relations:
+        rows = connection.rows(
+            f"SELECT cardinality({array}) FROM ONLY {relation.quoted} WHERE {array} IS NOT NULL LIMIT 1"
+        )
+        if rows:
+            return int(rows[0][0])
+    return None
 
 
 def _find_oid(connection: Connection, name: str) -> int:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypedDict
@@ -29,6 +29,7 @@ from corgiarrow.sources.postgres.blocks import Counts, Int64s, PageRuns, count_r
 from corgiarrow.sources.postgres.connections import Connection, Fault, Server, ServerError, quoted, raised
 from corgiarrow.sources.postgres.relations import Table, find_columns, find_table, with_sizes
 from corgiarrow.sources.postgres.snapshots import Snapshot, drop
+from corgiarrow.sources.postgres.types import Dimension
 from corgiarrow.split import Split
 from corgiarrow.storage import Traffic
 
@@ -63,7 +64,7 @@ class DatabaseOptions(TypedDict, total=False):
 
     table: str
     where: str | None
-    dimension: "int | Mapping[str, int] | None"
+    dimension: "Dimension"
 
 
 class PostgresSource:
@@ -94,7 +95,7 @@ class PostgresSource:
         Types to give to columns, by name: what the server has is cast to them where no value is lost.
     dimension
         Length of all arrays of float4 or float8, by column, or one for all such columns: they become fixed-size lists.
-        None leaves them lists.
+        ``"first"`` takes the lengths of the first arrays; None leaves lists.
     split
         The part of the table to read. With `by` rows are told apart by the server's hash of the column.
     timeout
@@ -121,7 +122,7 @@ class PostgresSource:
         where: str | None = None,
         block_bytes: int | str | None = None,
         schema: SchemaRequest | None = None,
-        dimension: int | Mapping[str, int] | None = None,
+        dimension: "Dimension" = None,
         split: Split | None = None,
         timeout: float = _TIMEOUT_S,
         threads: int = 4,
@@ -162,18 +163,22 @@ class PostgresSource:
             with raised(what):
                 self.columns = find_columns(snapshot.keeper, self.table, columns, types, dimension)
                 self._held.seen = self._activity(snapshot.keeper)
-            runs = cut_pages(self.table, block_bytes)
-            counts = self._count(snapshot, runs)
-            chosen = self._chosen(runs, counts)
-            self.runs = runs.picked(chosen)
-            self._counts = Counts(counts.rows[chosen], counts.digests[chosen])
-            self.block_rows: Int64s = self._counts.rows
-            self.first_rows: Int64s = np.cumsum(self.block_rows) - self.block_rows
-            """Number of the first row of each block, int64 [blocks]."""
+            self._all_runs = cut_pages(self.table, block_bytes)
+            self._select(snapshot)
             self._column_bytes = self._bytes_by_column()
         except BaseException:
             self._held.close()
             raise
+
+    def _select(self, snapshot: Snapshot) -> None:
+        """Find the blocks that have rows to read, and how many."""
+        counts = self._count(snapshot, self._all_runs)
+        chosen = self._chosen(self._all_runs, counts)
+        self.runs = self._all_runs.picked(chosen)
+        self._counts = Counts(counts.rows[chosen], counts.digests[chosen])
+        self.block_rows: Int64s = self._counts.rows
+        self.first_rows: Int64s = np.cumsum(self.block_rows) - self.block_rows
+        """Number of the first row of each block, int64 [blocks]."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -207,6 +212,15 @@ class PostgresSource:
 
     def __repr__(self) -> str:
         return f"PostgresSource({self.server}, {self.table.root.shown!r}, {int(self.block_rows.sum())} rows)"
+
+    def with_split(self, split: Split) -> "PostgresSource":
+        """Return a source of one part of these rows, in the same snapshot."""
+        if self.split is not None:
+            raise OptionError(f"split={split}: this source is a part already, {self.split}")
+        other = copy.copy(self)
+        other.split, other._condition = split, _condition(self.where, split)
+        other._select(self._held.snapshot)
+        return other
 
     @property
     def fingerprint(self) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -49,6 +50,10 @@ _CASTS = {
 _LEAST_DAY = -2_440_588
 _LEAST_US = -211_000_000_000_000_000
 """Days and microseconds before 1970 that PostgreSQL has (4713 BC): earlier ones are infinities, which ADBC wraps."""
+
+
+Dimension: TypeAlias = int | Mapping[str, int] | Literal["first"] | None
+"""Length of arrays of floats: of all columns, by column, that of the first array, or any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +158,17 @@ class TypeMap:
         self,
         types: Mapping[int, ServerType],
         schema: Mapping[str, pa.DataType],
-        dimension: "int | Mapping[str, int] | None",
+        dimension: int | Mapping[str, int] | None,
     ):
         self._types = types
         self._schema = schema
         self._dimension = dimension
-        lengths = [] if dimension is None else [dimension] if isinstance(dimension, int) else list(dimension.values())
+        lengths = list(dimension.values()) if isinstance(dimension, Mapping) else [dimension or 1]
         for length in lengths:
             if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-                raise OptionError(f"dimension={dimension!r}: the length of arrays must be a whole number of at least 1")
+                raise OptionError(
+                    f"dimension={dimension!r}: the length of arrays must be a whole number of at least 1, or 'first'"
+                )
 
     def column(self, name: str, oid: int, modifier: int, not_null: bool, shown: str) -> Column:
         """Return a column, from its row of ``pg_attribute``.
@@ -190,7 +197,7 @@ class TypeMap:
         )
 
     def _length(self, name: str, kind: pa.DataType) -> int | None:
-        is_vector = pa.types.is_list(kind) and pa.types.is_floating(kind.value_type)
+        is_vector = has_lengths(kind)
         if isinstance(self._dimension, int):
             return self._dimension if is_vector else None
         length = (self._dimension or {}).get(name)
@@ -220,6 +227,11 @@ class TypeMap:
         if found.element in _PLAIN or found.element in _TEXTS:
             return pa.list_(_PLAIN.get(found.element, pa.string())), ""
         return None, ""
+
+
+def has_lengths(kind: pa.DataType) -> bool:
+    """Whether values of a type are arrays of floats, of any length."""
+    return bool(pa.types.is_list(kind) and pa.types.is_floating(kind.value_type))
 
 
 def _decimal(modifier: int) -> pa.DataType | None:
