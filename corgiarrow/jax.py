@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from corgiarrow.arrays import ArrayOptions, ArraySpec, Ragged
+from corgiarrow.arrays import ArrayOptions, ArraySpec, Ragged, SparseSpec
 from corgiarrow.errors import ConversionError, MissingExtraError, OptionError
 from corgiarrow.loader import Loader, LoaderOptions, Transform, as_reader
 from corgiarrow.opening import Data
@@ -188,6 +188,12 @@ class _Rows:
 
 def _check_spec(spec: Mapping[str, Any], sharding: NamedSharding | None) -> None:
     """Raise where arrays of this specification become none of JAX's."""
+    sparse = [name for name, each in spec.items() if isinstance(each, SparseSpec)]
+    if sparse:
+        raise OptionError(
+            f"sparse= makes matrices {sparse} that JAX has no arrays for: take corgiarrow.Loader or corgiarrow.torch, "
+            "or give a transform= that makes dense arrays of them"
+        )
     narrowed: list[tuple[str, ArraySpec]] = []
     for name, each, ragged in _named(spec):
         if each.dtype.kind == "O":

@@ -9,7 +9,7 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from corgiarrow.arrays import ArraySpec, Ragged
+from corgiarrow.arrays import ArraySpec, Ragged, SparseSpec
 from corgiarrow.errors import MissingExtraError, OptionError
 from corgiarrow.loader import Loader, LoaderOptions, as_reader
 from corgiarrow.opening import Data
@@ -158,6 +158,10 @@ def _signature(spec: Any, rows: int | None, name: str) -> Any:
         return {each: _signature(inner, rows, f"{name}.{each}") for each, inner in spec.items()}
     if isinstance(spec, Ragged):
         return _ragged_signature(spec.values, [rows, None], name)
+    if isinstance(spec, SparseSpec):
+        raise OptionError(
+            f"sparse= makes a matrix {name!r} that becomes no dense tensor: take corgiarrow.Loader or corgiarrow.torch"
+        )
     return tf.TensorSpec([rows, *spec.shape[1:]], _dtype(spec, name))
 
 

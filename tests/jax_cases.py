@@ -239,3 +239,13 @@ def test_batches_that_are_kept_do_not_change(tmp_path: Path) -> None:
     gc.collect()
     time.sleep(0.01)
     assert np.array_equal(np.concatenate(kept), values)
+
+
+def test_sparse_rows_want_a_transform_that_makes_them_dense(tmp_path: Path) -> None:
+    columns = {"k": pa.array([[0], [2, 1]]), "v": pa.array([[1.0], [2.0, 3.0]], pa.list_(pa.float32()))}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    options: dict[str, Any] = {"shuffle": "none", "sparse": {"x": ("k", "v", 3)}}
+    with pytest.raises(ca.OptionError, match=r"\['x'\].*corgiarrow\.Loader or corgiarrow\.torch.*transform="):
+        corgiarrow.jax.loader(tmp_path, **options)
+    (found,) = corgiarrow.jax.loader(tmp_path, transform=lambda batch: batch["x"].toarray(), **options)
+    assert found.tolist() == [[1, 0, 0], [0, 3, 2]]

@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from arrays_of_all_types import NARROW, OBJECTS, WIDE, in_numpy, options_for, write_all_types
@@ -313,3 +315,9 @@ def test_under_a_strategy(plain: Path) -> None:
         # Keras looks at the first batch to build the model.
         model.fit(pairs(ca.Reader(plain, **options)), initial_epoch=epoch, epochs=epoch + 1, verbose=0, shuffle=False)
     assert int(model.optimizer.iterations.numpy()) == 18
+
+
+def test_sparse_rows_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"k": [[0], [2, 1]], "v": [[1.0], [2.0, 3.0]]}), tmp_path / "a.parquet")
+    with pytest.raises(ca.OptionError, match=r"'x'.*corgiarrow\.Loader or corgiarrow\.torch"):
+        corgiarrow.tensorflow.dataset(tmp_path, sparse={"x": ("k", "v", 3)})

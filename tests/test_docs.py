@@ -28,6 +28,8 @@ def test_arrays(tmp_path: Path) -> None:
             "label": ["a", None, "b"],
             "vector": pa.array([[n, n + 0.5] for n in range(3)], pa.list_(pa.float32(), 2)),
             "tokens": pa.array([[7], [], [8, 9]], pa.list_(pa.int32())),
+            "word": [[4, 1], [], [0, 0]],
+            "times": [[1.0, 2.0], [], [3.0, 1.0]],
             "raw": [b"ab", b"cd", b"ef"],
             "png": [png.getvalue()] * 3,
             "price": pa.array([Decimal("1.25"), Decimal("2.50"), Decimal("3.75")], pa.decimal128(9, 2)),

@@ -2,6 +2,6 @@
 
 from corgiarrow.arrays.converter import Converter
 from corgiarrow.arrays.options import ArrayOptions, Image, Pad
-from corgiarrow.arrays.values import ArraySpec, Ragged
+from corgiarrow.arrays.values import ArraySpec, Ragged, SparseSpec
 
-__all__ = ["ArrayOptions", "ArraySpec", "Converter", "Image", "Pad", "Ragged"]
+__all__ = ["ArrayOptions", "ArraySpec", "Converter", "Image", "Pad", "Ragged", "SparseSpec"]

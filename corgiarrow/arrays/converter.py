@@ -14,6 +14,7 @@ from corgiarrow.arrays import leaves
 from corgiarrow.arrays.casts import cast_checked, holds_all
 from corgiarrow.arrays.leaves import Leaf, Nulls
 from corgiarrow.arrays.options import DECIMALS, NULL_POLICIES, ArrayOptions, Image, Pad, is_whole
+from corgiarrow.arrays.sparse import SparseRows, pairs_of
 from corgiarrow.arrays.values import Array, ArraySpec, NumpyOut, Out, Ragged, map_leaves
 from corgiarrow.errors import ColumnNotFoundError, ConversionError, MissingExtraError, OptionError
 
@@ -54,16 +55,23 @@ class Converter:
         self.options = options
         self._out = out or NumpyOut()
         asked = _Asked(options, schema)
-        self._columns: dict[str, _Column | _Stack] = {
+        self._columns: dict[str, _Column | _Stack | SparseRows] = {
             name: _Column(place, leaf) for name, place, leaf in asked.fields(list(schema), "")
         }
         for name, members in asked.stacks.items():
             self._stack(name, members, asked)
+        for name, pair in asked.sparse.items():
+            if name in self._columns:
+                raise OptionError(f"sparse={{{name!r}: …}} has the name of another array: choose another")
+            self._columns[name] = SparseRows(name, pair, schema, asked.dtype(name))
         asked.check_all_used(self._columns)
 
     @property
     def spec(self) -> dict[str, Any]:
-        """For each name the :class:`ArraySpec` of its array, :class:`Ragged` of two, or a dict of them for a struct."""
+        """For each name the :class:`ArraySpec` of its array, :class:`Ragged` of two, or a dict of them for a struct.
+
+        Sparse rows have a :class:`SparseSpec`.
+        """
         return {name: column.spec for name, column in self._columns.items()}
 
     def __call__(self, batch: pa.RecordBatch) -> dict[str, Any]:
@@ -88,7 +96,9 @@ class Converter:
         for values in zip(*parts, strict=True):
             yield dict(zip(names, values, strict=True))
 
-    def _parts(self, column: "_Column | _Stack", rows: pa.RecordBatch, first: int, size: int) -> Iterable[Any]:
+    def _parts(
+        self, column: "_Column | _Stack | SparseRows", rows: pa.RecordBatch, first: int, size: int
+    ) -> Iterable[Any]:
         try:
             if isinstance(column, _Stack):
                 stacked = column.split(rows, first, size)
@@ -204,6 +214,8 @@ class _Asked:
             if name in self._options.get("nulls", {}):
                 raise OptionError(f"nulls= and fill_null= both name {name!r}: choose one")
         self.stacks = self._options.pop("stack", {})
+        self.sparse = pairs_of(self._options.pop("sparse", {}), schema)
+        self._within_sparse = {column for pair in self.sparse.values() for column in pair[:2]}
 
     def _given(self, option: str, path: str) -> Any:
         """What was asked for a path, None for nothing. Who asks must heed it."""
@@ -253,6 +265,8 @@ class _Asked:
         for place, field in enumerate(fields):
             path = f"{prefix}{field.name}"
             self._kinds[path] = field.type
+            if not prefix and path in self._within_sparse:
+                continue
             found.append((field.name, place, self.leaf(field.type, path)))
             if self._policy(path) == "mask" and not pa.types.is_struct(_bare(field.type)):
                 valid = f"{field.name}{_VALID}"

@@ -66,8 +66,8 @@ class Image:
             raise OptionError(f"size={self.size!r} must be a height and a width, whole numbers of at least 1")
 
 
-class ArrayOptions(TypedDict, total=False):
-    """Options of :class:`Converter`. Columns go by name, fields of a struct column as ``"a.b"``.
+class ColumnOptions(TypedDict, total=False):
+    """How columns become arrays. Columns go by name, fields of a struct column as ``"a.b"``.
 
     Attributes
     ----------
@@ -109,6 +109,21 @@ class ArrayOptions(TypedDict, total=False):
     dtype: Mapping[str, npt.DTypeLike]
     decimals: str | Mapping[str, str]
     ragged: Sequence[str]
+
+
+class ArrayOptions(ColumnOptions, total=False):
+    """Options of :class:`Converter`: those of :class:`ColumnOptions`, and sparse rows.
+
+    Attributes
+    ----------
+    sparse
+        Matrices to make of two list columns each, the indices and the values of sparse rows, in the place of both:
+        ``{"x": ("features_k", "features_v", dimension)}`` gives ``x``, a ``scipy.sparse.csr_array`` ``[B, dimension]``
+        of the values' dtype, or that of `dtype`. Values of an index that a row names again are added up. Nulls always
+        raise.
+    """
+
+    sparse: Mapping[str, tuple[str, str, int]]
 
 
 def is_whole(value: object) -> bool:

@@ -45,11 +45,27 @@ class ArraySpec:
     content: type | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SparseSpec:
+    """Dtype and shape of a matrix of sparse rows, a ``scipy.sparse.csr_array``.
+
+    Attributes
+    ----------
+    dtype
+        NumPy's dtype of its values.
+    shape
+        ``(None, dimension)``.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...]
+
+
 class Out(Protocol):
     """How a framework takes arrays over."""
 
-    def whole(self, array: Array) -> Any:
-        """Return an array as the framework's own, without a copy where it can."""
+    def whole(self, array: Any) -> Any:
+        """Return an array, or a ``csr_array``, as the framework's own, without a copy where it can."""
 
     def split(self, array: Array, size: int) -> Sequence[Any]:
         """Cut an array into parts of `size` rows (the last may be shorter), each as the framework's own."""
@@ -58,13 +74,18 @@ class Out(Protocol):
 class NumpyOut:
     """Arrays as they are."""
 
-    def whole(self, array: Array) -> Any:
+    def whole(self, array: Any) -> Any:
         """Return the array."""
         return array
 
     def split(self, array: Array, size: int) -> Sequence[Any]:
         """Return views of it."""
         return [array[first : first + size] for first in range(0, len(array), size)]
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether a value is a ``csr_array`` of SciPy, which need not be there."""
+    return getattr(value, "format", None) == "csr"
 
 
 def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:

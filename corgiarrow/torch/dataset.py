@@ -76,6 +76,11 @@ class CorgiPileDataset(IterableDataset[Any]):
         self._reader, self._arrays = open_part(
             data, block_index_path, batch_size or 1, rank, world_size, process_group, options
         )
+        if self._rows and self._arrays.get("sparse"):
+            raise OptionError(
+                "sparse= makes one matrix of the rows of a batch, but batch_size=None gives single rows: give a "
+                "batch_size, and the DataLoader batch_size=None"
+            )
         self._place_given = rank is not None
         self._transform = transform
         self._threads = threads

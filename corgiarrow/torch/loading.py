@@ -48,7 +48,7 @@ def loader(
         Worker processes that read, convert and transform, for a transform that keeps the interpreter busy; 0 for none.
         They stay until ``close()``.
     pin_memory
-        Copy tensors to pinned memory in a thread, for quick transfers to a GPU.
+        Copy tensors to pinned memory in a thread, for quick transfers to a GPU; not with sparse rows.
     threads
         Threads that each process reads with; None shares the CPUs out among the processes of this machine.
 
@@ -61,6 +61,11 @@ def loader(
         raise OptionError(f"processes={processes!r} must be a whole number of at least 0")
     if processes and workers:
         raise OptionError(f"workers={workers} are threads of this process, but processes={processes}: give one of them")
+    if pin_memory and options.get("sparse"):
+        raise OptionError(
+            "pin_memory= copies dense tensors, but sparse= makes sparse ones: leave pin_memory out, and move batches "
+            "by .to(device)"
+        )
     reader, arrays = open_part(data, block_index_path, batch_size, rank, world_size, process_group, options, threads)
     if processes:
         return ProcessLoader(

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from corgiarrow.arrays.values import Array, map_leaves
-from corgiarrow.torch.tensors import TorchOut
+from corgiarrow.arrays.values import Array, is_sparse, map_leaves
+from corgiarrow.torch.tensors import TorchOut, csr_tensor
 
 SLOTS = 8
 """More than a DataLoader keeps on the way from one worker, and its user at hand."""
@@ -44,11 +44,20 @@ class _Group(NamedTuple):
     """Numbers of the leaves."""
 
 
+class _Csr(NamedTuple):
+    """A matrix of sparse rows: numbers of its offsets, indices and values, and its shape."""
+
+    offsets: int
+    indices: int
+    values: int
+    shape: tuple[int, int]
+
+
 class _Layout(NamedTuple):
     """How a batch lies in its slot.
 
-    Its tree is the batch with each array's number in its place, and for what is no array ``~n``, its number among the
-    others.
+    Its tree is the batch with each array's number in its place, a :class:`_Csr` for sparse rows, and for what is no
+    array ``~n``, its number among the others.
     """
 
     tree: dict[str, Any]
@@ -143,7 +152,9 @@ class SharedBatch:
         def number(value: Any) -> int:
             if id(value) in numbers:
                 return numbers[id(value)]
-            inside = isinstance(value, torch.Tensor) and 0 <= value.data_ptr() - start < len(self._slot)
+            inside = isinstance(value, torch.Tensor) and (
+                value.layout != torch.strided or 0 <= value.data_ptr() - start < len(self._slot)
+            )
             others.append(value.clone() if inside else value)
             return ~(len(others) - 1)
 
@@ -211,7 +222,11 @@ class Sender:
             return batch
         arrays, others = list[Array](), list[Any]()
 
-        def number(value: Any) -> int:
+        def number(value: Any) -> int | _Csr:
+            if (sparse := _csr_parts(value, convert)) is not None:
+                first = len(arrays)
+                arrays.extend(sparse)
+                return _Csr(first, first + 1, first + 2, tuple(value.shape))
             if isinstance(value, torch.Tensor) and _is_plain(value):
                 arrays.append(value.numpy())
                 return len(arrays) - 1
@@ -236,7 +251,7 @@ class Sender:
             ring = self._new_ring(layout.nbytes)
         number_ = ring.taken.tobytes().find(0)
         if number_ < 0:
-            return map_leaves(lambda x: _OUT.whole(x) if convert and isinstance(x, np.ndarray) else x, batch)
+            return map_leaves(lambda x: _OUT.whole(x) if convert and _is_array(x) else x, batch)
         ring.taken[number_] = 1
         slot = ring.slot(number_)
         for group, joined in zip(layout.groups, _joined(slot, layout), strict=True):
@@ -282,6 +297,20 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return strided and tensor.dtype in _TENSOR_DTYPES and not tensor.requires_grad
 
 
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or is_sparse(value)
+
+
+def _csr_parts(value: Any, convert: bool) -> list[Array] | None:
+    """Offsets, indices and values of sparse rows; None of what is none, or has no place in a slot."""
+    if convert and is_sparse(value):
+        return [value.indptr, value.indices, value.data]
+    if not isinstance(value, torch.Tensor) or value.layout != torch.sparse_csr or value.requires_grad:
+        return None
+    parts = [value.crow_indices(), value.col_indices(), value.values()]
+    return [part.numpy() for part in parts] if value.dim() == 2 and all(map(_is_plain, parts)) else None
+
+
 def _joined(slot: Any, layout: _Layout) -> Iterator[Array]:
     """Array of the rows of each group's leaves, one after the other."""
     for start, dtype, shape, members in layout.groups:
@@ -306,7 +335,13 @@ def _leaves(slot: Any, layout: _Layout) -> list[torch.Tensor]:
 
 def _grown(tree: dict[str, Any], leaves: Sequence[torch.Tensor], others: Sequence[Any]) -> dict[str, Any]:
     """Return a tree with what its numbers stand for."""
-    return map_leaves(lambda n: leaves[n] if n >= 0 else others[~n], tree)  # type: ignore[no-any-return]
+
+    def leaf(number: int | _Csr) -> Any:
+        if isinstance(number, _Csr):
+            return csr_tensor([leaves[n] for n in number[:3]], number.shape)
+        return leaves[number] if number >= 0 else others[~number]
+
+    return map_leaves(leaf, tree)  # type: ignore[no-any-return]
 
 
 ForkingPickler.register(SharedBatch, SharedBatch.parcel)
