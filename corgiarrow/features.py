@@ -8,6 +8,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from corgiarrow.arrays import ArrayOptions, Converter
+from corgiarrow.arrays.options import ColumnOptions
+from corgiarrow.arrays.sparse import check_dimension, is_indices, is_values
 from corgiarrow.errors import ColumnNotFoundError, ConversionError, OptionError
 from corgiarrow.scaling import Scaling
 from corgiarrow.schemas import is_numeric
@@ -18,6 +20,15 @@ _MATRIX = "features"
 _VALID = "_valid"
 _NAMED = ("fill_null", "categories", "pad", "shape", "decode")
 """Options that may make numbers of a column which holds none."""
+
+SPARSE_COLUMNS = ("features_k", "features_v")
+"""What the columns of sparse rows are called by custom: indices and values."""
+
+MAX_FOUND_DIMENSION = 2**27
+"""A greater index is an error of the data, unless a dimension was given: a GiB of weights for each array of them."""
+
+_SPARSE_ROW_VALUES = 128
+"""Values of a sparse row, about, which nothing tells beforehand."""
 
 
 def feature_names(schema: pa.Schema, label: str | None) -> list[str]:
@@ -34,8 +45,21 @@ def feature_names(schema: pa.Schema, label: str | None) -> list[str]:
     return names
 
 
+def has_sparse_columns(schema: pa.Schema) -> bool:
+    """Whether there are :data:`SPARSE_COLUMNS`, and they hold the indices and the values of sparse rows."""
+    if not all(name in schema.names for name in SPARSE_COLUMNS):
+        return False
+    indices, values = (schema.field(name).type for name in SPARSE_COLUMNS)
+    return is_indices(indices) and is_values(values)
+
+
+def row_values(width: int, *, sparse: bool) -> int:
+    """Return how many values a row of a matrix holds, about."""
+    return min(width, _SPARSE_ROW_VALUES) if sparse else width
+
+
 class FeatureMatrix:
-    """Turns batches into matrices: the features side by side, in the order of their names.
+    """Turns batches into matrices: the features side by side, in the order of their names; or sparse rows.
 
     Parameters
     ----------
@@ -43,12 +67,17 @@ class FeatureMatrix:
         Schema of the batches; columns that are no features are not looked at.
     features
         Names of columns of numbers, of booleans, or of vectors of either.
+    sparse
+        Instead of `features`, the two list columns of sparse rows: indices and values.
+    dimension
+        Columns of the matrix of sparse rows; None for those of `scaling`, or without one for
+        :data:`MAX_FOUND_DIMENSION`.
     scaling
-        What to scale them by.
+        What to scale them by; sparse rows only by one that has mean 0.
     **options
         As for :class:`corgiarrow.Loader`; ``dtype={"features": "float32"}`` is for the matrix, which is float64.
         Beside its policies, ``nulls`` may be ``"mean"``: nulls, NaN and infinities become the mean that `scaling`
-        has; without one they become NaN. By default they raise.
+        has; without one they become NaN. By default they raise, and those of sparse rows always do.
 
     Raises
     ------
@@ -61,21 +90,60 @@ class FeatureMatrix:
     def __init__(
         self,
         schema: pa.Schema,
-        features: Sequence[str],
+        features: Sequence[str] | None = None,
         *,
+        sparse: Sequence[str] | None = None,
+        dimension: int | None = None,
         scaling: Scaling | None = None,
-        **options: Unpack[ArrayOptions],
+        **options: Unpack[ColumnOptions],
     ):
+        check_choice(features, sparse, dimension)
+        self.scaling = scaling
+        self._mean = options.get("nulls") == "mean"
+        self._raises = options.get("nulls", "error") == "error"
+        self._filled = set(options.get("fill_null", {}))
+        self._sparse = sparse is not None
+        if sparse is not None:
+            self._take_sparse(schema, sparse, dimension, options)
+        else:
+            self._take_dense(schema, features or (), options)
+
+    def _take_sparse(
+        self, schema: pa.Schema, sparse: Sequence[str], dimension: int | None, options: ColumnOptions
+    ) -> None:
+        if not self._raises:
+            raise OptionError(
+                f"nulls={options['nulls']!r} does not go with sparse rows, where what is left out is 0 and not null: "
+                "leave nulls out, and rows with nulls by a filter"
+            )
+        if dimension is None:
+            dimension = MAX_FOUND_DIMENSION if self.scaling is None else len(self.scaling.mean)
+        if self.scaling is not None and len(self.scaling.mean) != dimension:
+            raise OptionError(
+                f"dimension={dimension} must be {len(self.scaling.mean)}, the columns of scaling=: leave it out"
+            )
+        if self.scaling is not None and self.scaling.mean.any():
+            raise OptionError(
+                "scaling= has means other than 0, and would make sparse rows dense: take that of "
+                "find_scaling(reader, sparse=…)"
+            )
+        dtype = {_MATRIX: "float64"} | dict(options.get("dtype", {}))
+        asked = {**options, "dtype": dtype, "sparse": {_MATRIX: (*sparse, dimension)}}
+        self._columns = list(sparse)
+        missing = [name for name in sparse if name not in schema.names]
+        if missing:
+            raise ColumnNotFoundError(f"sparse={missing} are no columns: choose from {', '.join(schema.names[:50])}")
+        self._schema = pa.schema([schema.field(name) for name in sparse])
+        self._converter = Converter(self._schema, **cast(ArrayOptions, asked))
+        self._width = dimension
+
+    def _take_dense(self, schema: pa.Schema, features: Sequence[str], options: ColumnOptions) -> None:
         if isinstance(features, str):
             raise OptionError(f"features={features!r} must be a list of names: give features=[{features!r}]")
         twice = sorted({name for name in features if list(features).count(name) > 1})
         if twice:
             raise OptionError(f"features={list(features)} names {twice} more than once")
         self._columns = self._find(schema, features, options)
-        self.scaling = scaling
-        self._mean = options.get("nulls") == "mean"
-        self._raises = options.get("nulls", "error") == "error"
-        self._filled = set(options.get("fill_null", {}))
         chosen = pa.schema([self._field(schema.field(name)) for name in self._columns])
         asked = cast(ArrayOptions, {"decimals": "float64", **options, **({"nulls": "nan"} if self._mean else {})})
         plain = {name: kind for name, kind in asked.get("dtype", {}).items() if name != _MATRIX}
@@ -85,19 +153,25 @@ class FeatureMatrix:
         self._schema = chosen
         shapes = {name: specs[name].shape[1:] for name in features}
         self._names = [name for name in features for _ in range(shapes[name][0] if shapes[name] else 1)]
+        self._width = len(self._names)
 
     @property
     def width(self) -> int:
         """Columns of the matrix."""
-        return len(self._names)
+        return self._width
+
+    @property
+    def row_values(self) -> int:
+        """Values of a row that the matrix holds, about."""
+        return row_values(self._width, sparse=self._sparse)
 
     @property
     def columns(self) -> list[str]:
         """Names of the columns of a batch that are looked at."""
         return self._columns
 
-    def __call__(self, batch: pa.RecordBatch) -> Array:
-        """Return the matrix of a batch, ``[rows, width]``.
+    def __call__(self, batch: pa.RecordBatch) -> Any:
+        """Return the matrix of a batch, ``[rows, width]``: an array, or a ``csr_array`` of sparse rows.
 
         Raises
         ------
@@ -107,8 +181,12 @@ class FeatureMatrix:
         columns = [batch.column(name) for name in self._columns]
         for name, column in zip(self._columns, columns, strict=True):
             if self._raises and column.null_count and name not in self._filled:
-                raise hole(name, f"{column.null_count} nulls")
-        found: Array = self._converter(_as_trained(columns, self._schema))[_MATRIX]
+                raise hole(name, f"{column.null_count} nulls", fills=not self._sparse)
+        found = self._converter(_as_trained(columns, self._schema))[_MATRIX]
+        if self._sparse and not np.isfinite(found.data).all():
+            raise hole(self._columns[1], "NaN or infinite values", fills=False)
+        if self._sparse:
+            return found if self.scaling is None else self.scaling.apply_sparse(found)
         if self.scaling is not None:
             found = self.scaling.apply(found)
         if self._raises or (self._mean and self.scaling is not None):
@@ -124,7 +202,7 @@ class FeatureMatrix:
         return pa.field(field.name, pa.float64()) if self._mean and flat else field
 
     @staticmethod
-    def _find(schema: pa.Schema, features: Sequence[str], options: ArrayOptions) -> list[str]:
+    def _find(schema: pa.Schema, features: Sequence[str], options: ColumnOptions) -> list[str]:
         """Return the columns that the features come from; ``x_valid`` comes from ``x``."""
         columns = [f if f in schema.names else f.removesuffix(_VALID) for f in features]
         missing = [f for f, column in zip(features, columns, strict=True) if column not in schema.names]
@@ -218,12 +296,36 @@ def label_type(schema: pa.Schema, label: str) -> pa.DataType:
     return schema.field(label).type
 
 
-def hole(name: str, what: str) -> ConversionError:
-    """Return the error to raise for values from which nothing can be learnt."""
+def check_choice(features: Sequence[str] | None, sparse: Sequence[str] | None, dimension: int | None) -> None:
+    """Raise where it is not clear what to learn from.
+
+    Raises
+    ------
+    OptionError
+        There are neither features nor sparse rows, or both; or an option does not go with them.
+    """
+    if (features is None) == (sparse is None):
+        raise OptionError(f"features={features!r} and sparse={sparse!r}: give one of them")
+    if sparse is None:
+        if dimension is not None:
+            raise OptionError(
+                f"dimension={dimension} goes with sparse rows: give sparse=(indices, values), or leave it out"
+            )
+        return
+    pair = not isinstance(sparse, str) and len(sparse) == 2 and all(isinstance(name, str) for name in sparse)
+    if not pair or sparse[0] == sparse[1]:
+        raise OptionError(f"sparse={sparse!r} must be two columns, of indices and of values: sparse={SPARSE_COLUMNS}")
+    if dimension is not None:
+        check_dimension(dimension)
+
+
+def hole(name: str, what: str, *, fills: bool = True) -> ConversionError:
+    """Return the error to raise for values from which nothing can be learnt; `fills` where a mean may replace them."""
     example = f", such as --where \"{name} is not null\"" if "nulls" in what else ""
+    means = "; or, for a feature, train with nulls='mean' (--nulls mean), which puts the mean there" if fills else ""
     return ConversionError(
-        f"column {name!r} has {what}, from which nothing can be learnt: leave these rows out by a filter{example}; or, "
-        "for a feature, train with nulls='mean' (--nulls mean), which puts the mean there"
+        f"column {name!r} has {what}, from which nothing can be learnt: leave these rows out by a filter{example}"
+        f"{means}"
     )
 
 

@@ -75,13 +75,13 @@ class LinearModel:
         self._averages: list[tuple[Array, Array]] = []
         """Adam's means of gradients and of their squares, for weights and intercept."""
 
-    def partial_fit(self, rows: Array, labels: Array, classes: Sequence[Any] | Array | None = None) -> Self:
+    def partial_fit(self, rows: Any, labels: Array, classes: Sequence[Any] | Array | None = None) -> Self:
         """Make one step.
 
         Parameters
         ----------
         rows
-            Features, ``[B, k]``.
+            Features, ``[B, k]``: an array, or a sparse matrix of SciPy.
         labels
             ``[B]``: values of the classes, or numbers.
         classes
@@ -94,17 +94,25 @@ class LinearModel:
         """
         torch = import_torch()
         self._begin(rows.shape[1], classes)
-        parameters = [torch.from_numpy(p).requires_grad_() for p in (self.coef_, self.intercept_)]
-        inputs = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
+        inputs = _float32(rows)
+        dense = torch.from_numpy(inputs) if isinstance(inputs, np.ndarray) else None
         threads = torch.get_num_threads()
         # Steps are small, and more threads would wait, spinning, for CPUs that read and shuffle.
         torch.set_num_threads(1)
         try:
-            self._loss(torch, torch.addmm(parameters[1], inputs, parameters[0]), labels).backward()
+            if dense is None:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    scores = torch.from_numpy(inputs @ self.coef_ + self.intercept_)
+            else:
+                scores = torch.addmm(torch.from_numpy(self.intercept_), dense, torch.from_numpy(self.coef_))
+            # By the scores alone: what multiplies sparse rows is SciPy, which torch does not differentiate.
+            self._loss(torch, scores.requires_grad_(), labels).backward()
+            slopes = scores.grad
+            gradient = inputs.T @ slopes.numpy() if dense is None else (dense.T @ slopes).numpy()
         finally:
             torch.set_num_threads(threads)
         with np.errstate(over="ignore", invalid="ignore"):
-            self._move([p.grad.numpy() for p in parameters])
+            self._move([gradient, slopes.sum(0).numpy()])
         return self
 
     def _move(self, gradients: list[Array]) -> None:
@@ -131,14 +139,14 @@ class LinearModel:
         found: Array = mean / np.float32(first) / (np.sqrt(square / np.float32(second)) + np.float32(1e-8))
         return found
 
-    def decision_function(self, rows: Array) -> Array:
+    def decision_function(self, rows: Any) -> Array:
         """Return raw scores, float32 ``[B]``, or ``[B, classes]`` of softmax."""
         if not len(self.intercept_):
             raise OptionError("this model has learnt nothing yet: call partial_fit first")
-        found: Array = np.ascontiguousarray(rows, dtype=np.float32) @ self.coef_ + self.intercept_
+        found: Array = _float32(rows) @ self.coef_ + self.intercept_
         return found if self.kind == "softmax" else found[:, 0]
 
-    def predict(self, rows: Array) -> Array:
+    def predict(self, rows: Any) -> Array:
         """Return the class of each row, or the number, ``[B]``."""
         scores = self.decision_function(rows)
         if self.classes_ is None:
@@ -147,7 +155,7 @@ class LinearModel:
         found: Array = self.classes_[chosen]
         return found
 
-    def predict_proba(self, rows: Array) -> Array:
+    def predict_proba(self, rows: Any) -> Array:
         """Return the probability of each class, float64 ``[B, classes]``.
 
         Raises
@@ -188,6 +196,11 @@ class LinearModel:
             return functional.cross_entropy(scores, codes)
         margins = (2.0 * codes - 1.0).float() * scores[:, 0]
         return (functional.softplus(-margins) if self.kind == "logistic" else functional.relu(1 - margins)).mean()
+
+
+def _float32(rows: Any) -> Any:
+    """Return rows as an array, or a sparse matrix as a ``csr_array``, of float32."""
+    return rows.tocsr().astype(np.float32) if hasattr(rows, "tocsr") else np.ascontiguousarray(rows, dtype=np.float32)
 
 
 def check_kind(kind: str, classes: Sequence[Any] | Array) -> None:

@@ -11,14 +11,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from corgiarrow.arrays import ArrayOptions
+from corgiarrow.arrays.options import ColumnOptions
 from corgiarrow.errors import ColumnNotFoundError, CorgiArrowError, MissingExtraError, OptionError
-from corgiarrow.features import Array, FeatureMatrix, Labels, feature_names, hole, label_type
+from corgiarrow.features import (
+    Array,
+    FeatureMatrix,
+    Labels,
+    check_choice,
+    feature_names,
+    hole,
+    label_type,
+    row_values,
+)
 from corgiarrow.linear import KINDS, LinearModel, check_kind, import_torch, losses
 from corgiarrow.opening import Data
 from corgiarrow.predictions import write_predictions
 from corgiarrow.reader import Reader
-from corgiarrow.scaling import Moments, Scaling
+from corgiarrow.scaling import Moments, Scaling, Sizes
 from corgiarrow.schemas import is_numeric
 from corgiarrow.sources.postgres import NewTable
 from corgiarrow.training import (
@@ -59,7 +68,7 @@ class Model:
     estimator
         A :class:`LinearModel`, or scikit-learn's for ``"per-row"``.
     features
-        Names of the columns that it learnt from, in order.
+        Names of the columns that it learnt from, in order; of sparse rows those of indices and of values.
     label
         Name of the column that it predicts.
     classes
@@ -70,6 +79,8 @@ class Model:
         What the label is scaled by where it is a number, else None.
     nulls
         ``"error"``, or ``"mean"``: what to do with nulls, NaN and infinities of features.
+    sparse
+        Whether it learnt from sparse rows, of as many columns as `scaling` has.
     """
 
     kind: str
@@ -81,6 +92,12 @@ class Model:
     scaling: Scaling
     label_scaling: Scaling | None
     nulls: str
+    sparse: bool = False
+
+    @property
+    def row_values(self) -> int:
+        """Values of a row of its matrix, about."""
+        return row_values(len(self.scaling.mean), sparse=self.sparse)
 
     @property
     def has_probabilities(self) -> bool:
@@ -95,13 +112,15 @@ class Model:
         ColumnNotFoundError, OptionError
             A feature is not there, or not what the model was trained on.
         """
-        options = cast(ArrayOptions, {"nulls": self.nulls})
+        options = cast(ColumnOptions, {"nulls": self.nulls})
         missing = [name for name in self.features if name not in schema.names]
         if missing:
             raise ColumnNotFoundError(
                 f"the model predicts {self.label!r} from columns of which the data lacks {missing}: it has "
                 f"{', '.join(schema.names[:50])}"
             )
+        if self.sparse:
+            return FeatureMatrix(schema, sparse=self.features, scaling=self.scaling, **options)
         found = FeatureMatrix(schema, self.features, scaling=self.scaling, **options)
         if found.width != len(self.scaling.mean):
             raise OptionError(
@@ -110,7 +129,7 @@ class Model:
             )
         return found
 
-    def predict(self, matrix: Array) -> Array:
+    def predict(self, matrix: Any) -> Array:
         """Return predictions, ``[rows]``, for scaled features."""
         found: Array = self.estimator.predict(matrix)
         if self.label_scaling is not None:
@@ -156,6 +175,8 @@ def train_model(
     label: str,
     kind: str,
     features: Sequence[str] | None = None,
+    sparse: Sequence[str] | None = None,
+    dimension: int | None = None,
     optimizer: str | None = None,
     epochs: int = 5,
     eta0: float | None = None,
@@ -171,7 +192,8 @@ def train_model(
     """Train a linear model on a reader of any source.
 
     One pass in file order finds means and deviations of the features, and the classes; the reader then gives one pass
-    an epoch. Where a number is predicted, it is scaled as well.
+    an epoch. Where a number is predicted, it is scaled as well. Sparse rows are not centred, but divided by the
+    greatest absolute value of each column.
 
     Parameters
     ----------
@@ -183,6 +205,11 @@ def train_model(
         ``"logistic"`` or ``"svm"`` (two classes), ``"softmax"`` (two or more), ``"linear"`` (a number).
     features
         Columns to predict it from; None for all that hold numbers or fixed-size lists of them.
+    sparse
+        Instead of `features`, the two list columns of sparse rows: indices and values.
+    dimension
+        Columns of sparse rows; None for one more than the greatest index that the first pass finds. A greater one
+        later, in held-out rows or in those to predict, raises.
     optimizer
         ``"per-row"`` (scikit-learn; the default but for softmax), ``"sgd"`` (torch, a step for each batch; that of
         softmax) or ``"adam"``.
@@ -210,30 +237,37 @@ def train_model(
         A label is null, or a feature is and nulls are errors.
     """
     optimizer = check_options(kind, optimizer, nulls, eta0, decay, l2, patience, held_out is not None)
-    if features is None:
+    if features is None and sparse is None:
         features = feature_names(reader.schema, label)
-    elif label in features:
-        raise OptionError(f"features={list(features)} hold label={label!r}, which the model would just copy")
+    check_choice(features, sparse, dimension)
+    columns = features if sparse is None else sparse
+    if columns is not None and label in columns:
+        raise OptionError(f"features={list(columns)} hold label={label!r}, which the model would just copy")
     label_type(reader.schema, label)
     eta0 = eta0 or _ETA0_OF.get((kind, optimizer), _ETA0[optimizer])
     estimator = _estimator(kind, optimizer, eta0, l2)
     say("reading once to find scales")
-    found = _survey(reader, features, label, kind, nulls)
+    unscaled = FeatureMatrix(
+        reader.schema, features, sparse=sparse, dimension=dimension, **cast(ColumnOptions, {"nulls": nulls})
+    )
+    scales = Moments(unscaled.width) if sparse is None else Sizes(dimension)
+    found = _survey(reader, unscaled, scales, label, kind)
     model = Model(
         kind=kind,
         optimizer=optimizer,
         estimator=estimator,
-        features=tuple(features),
+        features=tuple(columns or ()),
         label=label,
         classes=found.classes,
         scaling=found.scaling,
         label_scaling=found.label_scaling,
         nulls=nulls,
+        sparse=sparse is not None,
     )
     matrix = model.matrix(reader.schema)
     labels = Labels(reader.schema, label, found.classes, scaling=found.label_scaling)
 
-    def loss(estimator: Any, rows: Array, wanted: Array) -> Array:
+    def loss(estimator: Any, rows: Any, wanted: Array) -> Array:
         scores = estimator.predict(rows) if kind == "linear" else estimator.decision_function(rows)
         return losses(kind, scores, wanted, labels.classes)
 
@@ -360,23 +394,22 @@ class _Survey:
     sample: list[pa.RecordBatch]
 
 
-def _survey(reader: Reader, features: Sequence[str], label: str, kind: str, nulls: str) -> _Survey:
-    matrix = FeatureMatrix(reader.schema, features, **cast(ArrayOptions, {"nulls": nulls}))
+def _survey(reader: Reader, matrix: FeatureMatrix, scales: Moments | Sizes, label: str, kind: str) -> _Survey:
     numbers = Labels(reader.schema, label, None) if kind == "linear" else None
     values = Values(label, label_type(reader.schema, label))
-    moments, label_moments = Moments(matrix.width), Moments(1)
+    label_moments = Moments(1)
     columns = [*matrix.columns, label]
-    scan = reader.in_file_order(columns, batch_size=rows_to_scan(matrix.width))
+    scan = reader.in_file_order(columns, batch_size=rows_to_scan(matrix.row_values))
     if not scan.num_rows:
         raise OptionError("the data has no rows to train on")
-    size = min(_SAMPLE_ROWS, max(_SAMPLE_VALUES // matrix.width, 1), scan.num_rows)
+    size = min(_SAMPLE_ROWS, max(_SAMPLE_VALUES // matrix.row_values, 1), scan.num_rows)
     chosen = np.sort(np.random.default_rng(0).choice(scan.num_rows, size, replace=False))
     sample: list[pa.RecordBatch] = []
     first = 0
     with closing(scan.slices()) as slices:
         for part in slices:
             batch = part.batch.select(columns)
-            moments.update(matrix(batch))
+            scales.update(matrix(batch))
             if numbers is not None:
                 label_moments.update(numbers(batch)[:, None])
             else:
@@ -390,7 +423,7 @@ def _survey(reader: Reader, features: Sequence[str], label: str, kind: str, null
     if classes is not None:
         check_kind(kind, classes)
     label_scaling = label_moments.scaling() if classes is None else None
-    return _Survey(moments.scaling(unit_rows=True), label_scaling, classes, [b for b in sample if b.num_rows])
+    return _Survey(scales.scaling(unit_rows=True), label_scaling, classes, [b for b in sample if b.num_rows])
 
 
 def _estimator(kind: str, optimizer: str, eta0: float, l2: float) -> Any:

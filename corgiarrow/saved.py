@@ -106,6 +106,7 @@ def save(model: Model, path: Path) -> None:
         "label": model.label,
         "classes": None if model.classes is None else list(model.classes),
         "nulls": model.nulls,
+        "sparse": model.sparse,
     }
     arrays = {"mean": model.scaling.mean, "scale": model.scaling.scale}
     if model.label_scaling is not None:
@@ -171,7 +172,8 @@ def load(path: Path) -> Model:
         scaling = Scaling(arrays["mean"], arrays["scale"])
         by_label = Scaling(arrays["label_mean"], arrays["label_scale"]) if "label_mean" in arrays else None
         classes = None if facts["classes"] is None else tuple(facts["classes"])
-        known = facts["kind"] in KINDS and facts["nulls"] in NULLS
+        sparse = facts.get("sparse", False)
+        known = facts["kind"] in KINDS and facts["nulls"] in NULLS and isinstance(sparse, bool)
         fits = known and (classes is None) == (facts["kind"] == "linear") == (by_label is not None)
         if not fits or scaling.mean.shape != scaling.scale.shape or scaling.mean.ndim != 1:
             raise _unfit(path, "what it says of itself does not fit together")
@@ -188,6 +190,8 @@ def load(path: Path) -> Model:
         if width != len(scaling.mean) or sizes != (width * outputs, outputs):
             raise _unfit(path, f"it has {width} weights for {len(scaling.mean)} features")
         features = tuple(map(str, facts["features"]))
+        if sparse and (len(features) != 2 or scaling.mean.any() or facts["nulls"] != "error"):
+            raise _unfit(path, "what it says of its sparse rows does not fit together")
         return Model(
             facts["kind"],
             facts["optimizer"],
@@ -198,6 +202,7 @@ def load(path: Path) -> Model:
             scaling,
             by_label,
             facts["nulls"],
+            sparse,
         )
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError, OptionError) as error:
         raise _unfit(path, f"{type(error).__name__}: {error}") from None

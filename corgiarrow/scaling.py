@@ -1,10 +1,12 @@
-"""Means and deviations of columns in one pass, and features brought to one scale by them."""
+"""What is known of columns after one pass, means or greatest values, and features brought to one scale by it."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from corgiarrow.errors import OptionError
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,6 +28,10 @@ class Scaling:
         """Return scaled values, float64 ``[rows, columns]``; NaN stays NaN."""
         found: Floats = (values - self.mean) / self.scale
         return found
+
+    def apply_sparse(self, rows: Any) -> Any:
+        """Return sparse rows, a ``csr_array``, divided by the scales: for them the mean must be 0."""
+        return type(rows)((rows.data / self.scale[rows.indices], rows.indices, rows.indptr), shape=rows.shape)
 
     def undo(self, values: npt.NDArray[Any]) -> Floats:
         """Return values as they were before they were scaled."""
@@ -90,3 +96,63 @@ class Moments:
         deviation = np.sqrt(self._squares / np.maximum(self._count, 1))
         scale = np.where(deviation > 0, deviation, 1.0)
         return Scaling(self.mean, scale * np.sqrt(len(scale)) if unit_rows else scale)
+
+
+class Sizes:
+    """Greatest absolute value of each column of sparse rows, over batches.
+
+    Beside it lies the sum of squares, of values divided by that greatest one, so that none becomes infinite.
+
+    Parameters
+    ----------
+    dimension
+        Columns; None for one more than the greatest index that comes.
+    """
+
+    def __init__(self, dimension: int | None):
+        self._given = dimension
+        self._columns = dimension or 0
+        self._greatest = np.zeros(self._columns)
+        self._squares = np.zeros(self._columns)
+        self._rows = 0
+
+    def update(self, rows: Any) -> None:
+        """Add rows, a ``csr_array`` of finite values with each index once in a row."""
+        self._rows += rows.shape[0]
+        indices, sizes = rows.indices, np.abs(rows.data)
+        if not len(indices):
+            return
+        if self._given is None:
+            self._columns = max(self._columns, int(indices.max()) + 1)
+            more = self._columns - len(self._greatest)
+            if more > 0:
+                more = max(more, len(self._greatest))
+                self._greatest, self._squares = (np.pad(x, (0, more)) for x in (self._greatest, self._squares))
+        before = self._greatest[indices]
+        np.maximum.at(self._greatest, indices, sizes)
+        now = self._greatest[indices]
+        now[now == 0] = 1.0
+        # A column that is there several times is assigned the same each time.
+        self._squares[indices] *= (before / now) ** 2
+        np.add.at(self._squares, indices, (sizes / now) ** 2)
+
+    def scaling(self, *, unit_rows: bool = False) -> Scaling:
+        """Return what brings each column to [-1, 1], and 0 to 0; columns of nothing but zeros stay.
+
+        Parameters
+        ----------
+        unit_rows
+            Make rows about 1 long instead, the mean of the squares of their lengths 1.
+
+        Raises
+        ------
+        OptionError
+            No row has an index, and no dimension was given.
+        """
+        if not self._columns:
+            raise OptionError("no sparse row has an index, so there is no feature to learn from: give dimension=")
+        greatest = self._greatest[: self._columns]
+        scale = np.where(greatest > 0, greatest, 1.0)
+        total = float(self._squares.sum())
+        factor = np.sqrt(total / self._rows) if unit_rows and total else 1.0
+        return Scaling(np.zeros(self._columns), scale * factor)

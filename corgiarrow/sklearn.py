@@ -12,22 +12,43 @@ from typing import Any, Unpack, cast
 import numpy as np
 import pyarrow as pa
 
-from corgiarrow.arrays import ArrayOptions
+from corgiarrow.arrays.options import ColumnOptions
 from corgiarrow.errors import MissingExtraError, OptionError
-from corgiarrow.features import Array, FeatureMatrix, Labels
+from corgiarrow.features import Array, FeatureMatrix, Labels, check_choice
 from corgiarrow.opening import Data
 from corgiarrow.predictions import Predicted, write_predictions
 from corgiarrow.reader import Reader
-from corgiarrow.scaling import Moments, Scaling
+from corgiarrow.scaling import Moments, Scaling, Sizes
 from corgiarrow.sources.postgres import NewTable
-from corgiarrow.training import Epoch, Fitted, Score, find_classes, held_out_score, rows_to_scan, step_decay, train
+from corgiarrow.training import (
+    Epoch,
+    Fitted,
+    Score,
+    find_classes,
+    find_dimension,
+    held_out_score,
+    rows_to_scan,
+    step_decay,
+    train,
+)
 
 try:
     from sklearn.base import is_classifier
 except ImportError:
     raise MissingExtraError("this trains with scikit-learn: pip install 'corgiarrow[sklearn]'") from None
 
-__all__ = ["Epoch", "Fitted", "Predicted", "Score", "find_classes", "find_scaling", "fit", "predict", "step_decay"]
+__all__ = [
+    "Epoch",
+    "Fitted",
+    "Predicted",
+    "Score",
+    "find_classes",
+    "find_dimension",
+    "find_scaling",
+    "fit",
+    "predict",
+    "step_decay",
+]
 
 
 def fit(
@@ -36,6 +57,8 @@ def fit(
     *,
     label: str | None,
     features: Sequence[str] | None = None,
+    sparse: Sequence[str] | None = None,
+    dimension: int | None = None,
     epochs: int = 1,
     classes: Sequence[Any] | None = None,
     scaling: Scaling | None = None,
@@ -45,7 +68,7 @@ def fit(
     learning_rate: Callable[[int], float] | None = None,
     after_batch: Callable[[Any], None] | None = None,
     after_epoch: Callable[[Epoch], None] | None = None,
-    **options: Unpack[ArrayOptions],
+    **options: Unpack[ColumnOptions],
 ) -> Fitted:
     """Train an estimator in place, batch by batch, by its ``partial_fit``.
 
@@ -67,6 +90,12 @@ def fit(
     features
         Columns to learn from: numbers, booleans, fixed-size lists of them; None for all but the label. They become
         one float64 matrix ``[B, k]``; ``dtype={"features": "float32"}`` makes it another.
+    sparse
+        Instead of `features`, the two list columns of sparse rows, indices and values: they become a ``csr_array``
+        ``[B, dimension]``, which the estimator gets as it is.
+    dimension
+        Its columns. None for those of `scaling`, or of what the estimator has seen, or else for one more than the
+        greatest index, by a pass over the column of indices. A greater index raises.
     epochs
         Epochs in all, as the reader counts them: a reader that is at epoch 2 goes through ``epochs - 2`` more.
     classes
@@ -106,8 +135,14 @@ def fit(
             "such as SGDClassifier, SGDRegressor, Perceptron, MLPClassifier or MiniBatchKMeans (scale features by "
             "scaling= instead of a Pipeline)"
         )
-    names = [n for n in reader.schema.names if n != label] if features is None else features
-    matrix = FeatureMatrix(reader.schema, names, scaling=scaling, **options)
+    if features is None and sparse is None:
+        features = [n for n in reader.schema.names if n != label]
+    check_choice(features, sparse, dimension)
+    if sparse is not None and dimension is None and scaling is None:
+        dimension = getattr(estimator, "n_features_in_", None) or find_dimension(reader, sparse)
+    matrix = FeatureMatrix(
+        reader.schema, features, sparse=sparse, dimension=dimension, scaling=scaling, **options
+    )
     _check_nulls(options, scaling)
     labels = None
     if label is not None:
@@ -136,10 +171,18 @@ def fit(
     )
 
 
-def find_scaling(reader: Reader, features: Sequence[str], **options: Unpack[ArrayOptions]) -> Scaling:
+def find_scaling(
+    reader: Reader,
+    features: Sequence[str] | None = None,
+    *,
+    sparse: Sequence[str] | None = None,
+    dimension: int | None = None,
+    **options: Unpack[ColumnOptions],
+) -> Scaling:
     """Read the features once, in file order, and return what brings each to mean 0 and deviation 1.
 
-    Nulls, NaN and infinities do not count. A column that is constant is brought to 0.
+    Nulls, NaN and infinities do not count. A column that is constant is brought to 0. Sparse rows are not centred, but
+    divided by the greatest absolute value of each column; there, nulls, NaN and infinities raise.
 
     Parameters
     ----------
@@ -147,16 +190,23 @@ def find_scaling(reader: Reader, features: Sequence[str], **options: Unpack[Arra
         The data; its position stays.
     features
         Columns, as for :func:`fit`.
+    sparse
+        Or those of sparse rows, as for :func:`fit`.
+    dimension
+        Columns of sparse rows; None for one more than the greatest index.
     **options
         As for :func:`fit`.
     """
-    matrix = FeatureMatrix(reader.schema, features, **cast(ArrayOptions, {"nulls": "mean", **options}))
-    moments = Moments(matrix.width)
-    scan = reader.in_file_order(matrix.columns, batch_size=rows_to_scan(matrix.width))
+    nulls = {"nulls": "mean" if sparse is None else "error"}
+    matrix = FeatureMatrix(
+        reader.schema, features, sparse=sparse, dimension=dimension, **cast(ColumnOptions, {**nulls, **options})
+    )
+    scales = Moments(matrix.width) if sparse is None else Sizes(dimension)
+    scan = reader.in_file_order(matrix.columns, batch_size=rows_to_scan(matrix.row_values))
     with closing(scan.slices()) as slices:
         for part in slices:
-            moments.update(matrix(part.batch))
-    return moments.scaling()
+            scales.update(matrix(part.batch))
+    return scales.scaling()
 
 
 def predict(
@@ -164,11 +214,13 @@ def predict(
     reader: Reader,
     out: str | os.PathLike[str] | NewTable,
     *,
-    features: Sequence[str],
+    features: Sequence[str] | None = None,
+    sparse: Sequence[str] | None = None,
+    dimension: int | None = None,
     keep: Sequence[str] = (),
     probabilities: bool = False,
     scaling: Scaling | None = None,
-    **options: Unpack[ArrayOptions],
+    **options: Unpack[ColumnOptions],
 ) -> Predicted:
     """Write a prediction for each row of a reader to Parquet, in file order, batch by batch.
 
@@ -183,8 +235,10 @@ def predict(
     out
         A Parquet file, or a name without such an ending for a folder of files; or a new table of a database, a
         :class:`corgiarrow.sources.postgres.NewTable`. It must not be there.
-    features, scaling, **options
+    features, sparse, scaling, **options
         As they were for :func:`fit`, in the same order.
+    dimension
+        Columns of sparse rows; None for those of `scaling`, or of what the estimator has seen.
     keep
         Columns to write beside the column ``prediction``, such as an id.
     probabilities
@@ -205,8 +259,14 @@ def predict(
             f"this {type(estimator).__name__} gives no probabilities: leave out probabilities=, or train one that "
             "does, such as SGDClassifier(loss='log_loss')"
         )
+    if sparse is not None and dimension is None and scaling is None:
+        dimension = getattr(estimator, "n_features_in_", None)
+        if dimension is None:
+            raise OptionError(f"this {type(estimator).__name__} does not tell its number of features: give dimension=")
+    matrix = FeatureMatrix(
+        reader.schema, features, sparse=sparse, dimension=dimension, scaling=scaling, **options
+    )
     _check_nulls(options, scaling)
-    matrix = FeatureMatrix(reader.schema, features, scaling=scaling, **options)
 
     def of_batch(batch: pa.RecordBatch) -> tuple[Array, Array | None]:
         rows = matrix(batch)
@@ -215,6 +275,6 @@ def predict(
     return write_predictions(reader, out, of_batch, keep=keep, classes=getattr(estimator, "classes_", None))
 
 
-def _check_nulls(options: ArrayOptions, scaling: Scaling | None) -> None:
+def _check_nulls(options: ColumnOptions, scaling: Scaling | None) -> None:
     if options.get("nulls") == "mean" and scaling is None:
         raise OptionError("nulls='mean' takes the means from a scaling: give scaling=find_scaling(reader, features)")

@@ -5,16 +5,17 @@ What learns is any object of scikit-learn's protocol (``partial_fit``, ``predict
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from corgiarrow.errors import OptionError
-from corgiarrow.features import Array, FeatureMatrix, Labels, label_type
+from corgiarrow.features import MAX_FOUND_DIMENSION, Array, FeatureMatrix, Labels, label_type
 from corgiarrow.opening import Data
 from corgiarrow.reader import Reader, Slice
 from corgiarrow.scaling import Moments
@@ -146,7 +147,7 @@ def train(
                     estimator.partial_fit(matrix)
                 else:
                     estimator.partial_fit(matrix, wanted, **known)
-                rows += len(matrix)
+                rows += matrix.shape[0]
                 if after_batch is not None:
                     taken_s += time.perf_counter() - began
                     after_batch(estimator)
@@ -168,13 +169,13 @@ def train(
 
 def _arrays(
     slices: Iterable[Slice], features: FeatureMatrix, labels: Callable[[Any], Array] | None
-) -> Iterator[tuple[Array, Array | None]]:
+) -> Iterator[tuple[Any, Array | None]]:
     """Yield matrix and labels of each batch; those of neighbouring batches are made together."""
-    most = max(_CONVERTED_VALUES // features.width, 1)
-    made: dict[int, tuple[pa.RecordBatch, int, Array, Array | None]] = {}
+    most = max(_CONVERTED_VALUES // features.row_values, 1)
+    made: dict[int, tuple[pa.RecordBatch, int, Any, Array | None]] = {}
     for rows, start, stop, stream in slices:
         known, first, matrix, wanted = made.get(stream, (None, 0, np.empty((0, 0)), None))
-        if known is not rows or not first <= start or stop > first + len(matrix):
+        if known is not rows or not first <= start or stop > first + matrix.shape[0]:
             first = start
             ahead = rows.slice(start, max(stop - start, most))
             matrix, wanted = features(ahead), None if labels is None else labels(ahead)
@@ -287,9 +288,39 @@ def find_classes(reader: Reader, label: str) -> list[Any]:
     return values.classes()
 
 
-def rows_to_scan(width: int) -> int:
-    """Rows of a batch with so many features, for a pass beside the training."""
-    return max(min(_SCANNED_VALUES // width, 65_536), 1)
+def find_dimension(reader: Reader, sparse: Sequence[str]) -> int:
+    """Read the indices of sparse rows once, and return one more than the greatest.
+
+    Parameters
+    ----------
+    reader
+        The data; its position stays.
+    sparse
+        The list columns of indices and of values.
+
+    Raises
+    ------
+    OptionError
+        There is no index, or one beyond :data:`corgiarrow.features.MAX_FOUND_DIMENSION`; or the columns do not fit.
+    ColumnNotFoundError
+        A column is not there.
+    """
+    FeatureMatrix(reader.schema, sparse=sparse)
+    name, greatest = sparse[0], -1
+    scan = reader.in_file_order([name], batch_size=65_536)
+    with closing(scan.slices()) as slices:
+        for part in slices:
+            found = pc.max(pc.list_flatten(part.batch.column(name))).as_py()
+            greatest = max(greatest, -1 if found is None else found)
+    if not 0 <= greatest < MAX_FOUND_DIMENSION:
+        what = "no index that is not negative" if greatest < 0 else f"the index {greatest}"
+        raise OptionError(f"column {name!r} has {what}: give dimension= to learn from it all the same")
+    return int(greatest) + 1
+
+
+def rows_to_scan(row_values: int) -> int:
+    """Rows of a batch with so many values each, for a pass beside the training."""
+    return max(min(_SCANNED_VALUES // row_values, 65_536), 1)
 
 
 def held_out_score(
@@ -310,7 +341,7 @@ def held_out_score(
         Gives the loss of each row from model, matrix and labels.
     """
     columns = [*features.columns, labels.name]
-    rows = rows_to_scan(features.width)
+    rows = rows_to_scan(features.row_values)
     reader = (
         held_out.in_file_order(columns, batch_size=rows)
         if isinstance(held_out, Reader)
@@ -328,7 +359,7 @@ def held_out_score(
 
 def score_rows(
     model: Any,
-    rows: Iterable[tuple[Array, Array]],
+    rows: Iterable[tuple[Any, Array]],
     labels: Labels,
     loss: Callable[[Any, Array, Array], Array] | None = None,
 ) -> Score:

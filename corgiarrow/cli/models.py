@@ -15,7 +15,7 @@ from corgiarrow.cli import options as opt
 from corgiarrow.cli.options import names, open_index, reader_options
 from corgiarrow.cli.output import print_facts, print_json, print_table, say, show_count
 from corgiarrow.errors import OptionError
-from corgiarrow.features import feature_names
+from corgiarrow.features import SPARSE_COLUMNS, check_choice, feature_names, has_sparse_columns
 from corgiarrow.linear import KINDS
 from corgiarrow.predictions import new_local_path
 from corgiarrow.reader import Reader
@@ -72,6 +72,17 @@ def train(
     columns: Annotated[
         str | None, typer.Option(metavar="A,B", help="Columns to predict from; by default all that hold numbers.")
     ] = None,
+    sparse: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K,V",
+            help="Instead, the list columns of indices and of values of sparse rows; by default "
+            f"{' and '.join(SPARSE_COLUMNS)}, where there are such.",
+        ),
+    ] = None,
+    dimension: Annotated[
+        int | None, typer.Option(help="Columns of sparse rows; by default one more than the greatest index.")
+    ] = None,
     where: opt.Where = None,
     split: opt.SplitPart = None,
     held_out: opt.HeldOut = None,
@@ -93,7 +104,14 @@ def train(
     rows = batch_size or _BATCH_ROWS.get(chosen, _MINI_BATCH_ROWS)
     given = reader_options({**ctx.params, "columns": None, "batch_size": rows})
     index = open_index(src, storage_options, cache=cache, cache_bytes=cache_bytes, **opt.selecting(given))
-    features = names(columns) if columns else feature_names(index.schema, label)
+    pair = names(sparse) if sparse else None
+    if not columns and not sparse and has_sparse_columns(index.schema):
+        pair = list(SPARSE_COLUMNS)
+    chosen_columns = names(columns) if columns else None
+    if chosen_columns is None and pair is None:
+        chosen_columns = feature_names(index.schema, label)
+    check_choice(chosen_columns, pair, dimension)
+    features = pair or chosen_columns or []
     reader = Reader(index, **given | {"columns": list(dict.fromkeys([*features, label]))})
     scored = None
     options = reader_options({"where": where, "threads": threads, "memory": memory})
@@ -104,10 +122,12 @@ def train(
     elif parts is not None:
         scored = Reader(index, shuffle="none", split=parts.other, **options)
     left_out = [name for name in index.schema.names if name not in (*features, label)]
-    if not columns and left_out:
+    if not columns and not pair and left_out:
         say(f"left out, as they hold no numbers: {', '.join(left_out)}")
-    if not columns:
+    if not columns and not pair:
         say(f"features (--columns chooses): {', '.join(features)}")
+    if pair and not sparse:
+        say(f"features (--sparse or --columns chooses): sparse rows of {' and '.join(pair)}")
     measure = "R²" if model == "linear" else "accuracy"
 
     def show(epoch: Epoch) -> None:
@@ -119,7 +139,9 @@ def train(
             reader,
             label=label,
             kind=model,
-            features=features,
+            features=chosen_columns,
+            sparse=pair,
+            dimension=dimension,
             optimizer=chosen,
             epochs=epochs,
             eta0=eta0,
@@ -196,7 +218,7 @@ def predict(
     index = open_index(src, storage_options, **opt.selecting(options), cache=cache, cache_bytes=cache_bytes)
     kept = names(keep or "")
     wanted = [*loaded.features, *kept, *([loaded.label] if loaded.label in index.schema.names else [])]
-    columns, rows = list(dict.fromkeys(wanted)), rows_to_scan(len(loaded.scaling.mean))
+    columns, rows = list(dict.fromkeys(wanted)), rows_to_scan(loaded.row_values)
     with Reader(index, columns=columns, shuffle="none", batch_size=rows, **options) as reader:
         say(f"predicting {loaded.label} by {loaded.kind} for {reader.num_rows:,} rows")
         done = models_module.predict(loaded, reader, target, keep=kept, probabilities=probabilities)
