@@ -578,8 +578,9 @@ def test_a_missing_extra_is_told_before_work(
 def test_the_examples_in_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parent.parent / "docs" / "training.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     monkeypatch.chdir(tmp_path)
     for example in examples:
         exec(compile(example, "docs/training.md", "exec"), {})
-    assert {p.name for p in tmp_path.iterdir()} == {"digits.parquet", "digits.safetensors", "by-softmax.parquet"}
+    made = {"digits.parquet", "digits.safetensors", "by-softmax.parquet", "texts.parquet"}
+    assert {p.name for p in tmp_path.iterdir()} == made
