@@ -438,7 +438,7 @@ def test_targets_that_are_there_or_are_data_are_refused_before_work(
     before = sorted(p.name for p in folder.iterdir())
     (tmp_path / "there.skops").touch()
     assert train(folder, "--columns", "far").exit_code == 0
-    monkeypatch.setattr("corgiarrow.cli.models.open_index", lambda *_, **__: pytest.fail("work was begun"))
+    monkeypatch.setattr("corgiarrow.cli.models.open_data", lambda *_, **__: pytest.fail("work was begun"))
     for src in (folder, f"file://{folder}", folder / "*.parquet", tmp_path / "link", tmp_path):
         for target in (folder / "new", tmp_path / "link" / "new"):
             for result in (
@@ -514,8 +514,8 @@ def slowly(self, matrix):
     print("step", file=sys.stderr, flush=True)
     return step(self, matrix)
 models.Model.predict = slowly
-import corgiarrow.cli.models
-corgiarrow.cli.models.Reader = lambda *a, **o: models.Reader(*a, **o | {"batch_size": 8})
+import corgiarrow.cli.data
+corgiarrow.cli.data.Reader = lambda *a, **o: models.Reader(*a, **o | {"batch_size": 8})
 from corgiarrow.cli import main
 main()
 """

@@ -1,7 +1,7 @@
 """The commands: each reads its options, calls the module that does the work, and prints what it found."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -11,6 +11,7 @@ from corgiarrow import check as check_module
 from corgiarrow import demo as demo_module
 from corgiarrow import inspection
 from corgiarrow.cli import options as opt
+from corgiarrow.cli.data import open_data
 from corgiarrow.cli.models import add_model_commands
 from corgiarrow.cli.options import open_index, reader_options, selecting
 from corgiarrow.cli.output import (
@@ -28,7 +29,6 @@ from corgiarrow.cli.plots import add_plot_command
 from corgiarrow.cli.quality import add_quality_command
 from corgiarrow.errors import OptionError
 from corgiarrow.example import example_path
-from corgiarrow.reader import Reader
 from corgiarrow.strategies import as_strategy
 from corgiarrow.units import show_bytes
 
@@ -147,9 +147,10 @@ def inspect(
 @app.command()
 def head(
     ctx: typer.Context,
-    src: opt.Src,
+    src: opt.DataSrc,
     rows: Annotated[int, typer.Option(help="Rows to show.")] = 10,
     columns: opt.Columns = None,
+    table: opt.Table = None,
     where: opt.Where = None,
     split: opt.SplitPart = None,
     held_out: opt.HeldOut = None,
@@ -161,16 +162,10 @@ def head(
     """Show the first rows, in file order."""
     if rows < 1:
         raise OptionError(f"rows={rows} must be at least 1")
-    given = reader_options(ctx.params)
+    data = open_data(src, ctx.params)
     # Small batches and one block ahead: a few rows cost few reads.
-    with Reader(
-        open_index(src, storage_options, on_error, **selecting(given)),
-        shuffle="none",
-        batch_size=rows,
-        buffer_blocks=1,
-        threads=1,
-        **given,
-    ) as reader:
+    look: dict[str, Any] = {"shuffle": "none", "batch_size": rows, "buffer_blocks": 1, "threads": 1}
+    with data.reader(opt.names(columns) if columns else None, **look) as reader:
         batch = next(iter(reader), reader.schema.empty_table())
     found = batch.to_pylist()
     names = reader.schema.names
@@ -193,7 +188,7 @@ def head(
 @app.command()
 def plan(
     ctx: typer.Context,
-    src: opt.Src,
+    src: opt.DataSrc,
     batch_size: opt.BatchSize = 1024,
     drop_last: opt.DropLast = False,
     shuffle: opt.Shuffle = "corgipile",
@@ -206,6 +201,7 @@ def plan(
     num_workers: opt.NumWorkers = 1,
     streams: opt.Streams = None,
     columns: opt.Columns = None,
+    table: opt.Table = None,
     where: opt.Where = None,
     split: opt.SplitPart = None,
     held_out: opt.HeldOut = None,
@@ -215,8 +211,7 @@ def plan(
     json: opt.Json = False,
 ) -> None:
     """Show what an epoch would read and hold, from footers alone."""
-    given = reader_options(ctx.params)
-    reader = Reader(open_index(src, storage_options, on_error, **selecting(given)), **given)
+    reader = open_data(src, ctx.params).reader(opt.names(columns) if columns else None)
     order = reader.plan()
     steps = sum(len(order.stream(s).step_rows) for s in range(order.streams)) if order.num_rows else 0
     found = {

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from fsspec.implementations.local import LocalFileSystem
@@ -12,13 +12,14 @@ from fsspec.implementations.local import LocalFileSystem
 from corgiarrow import models as models_module
 from corgiarrow import saved
 from corgiarrow.cli import options as opt
-from corgiarrow.cli.options import names, open_index, reader_options
+from corgiarrow.cli.data import DatabaseTable, open_data
+from corgiarrow.cli.options import names
 from corgiarrow.cli.output import print_facts, print_json, print_table, say, show_count
 from corgiarrow.errors import OptionError
 from corgiarrow.features import SPARSE_COLUMNS, check_choice, feature_names, has_sparse_columns
 from corgiarrow.linear import KINDS
 from corgiarrow.predictions import new_local_path
-from corgiarrow.reader import Reader
+from corgiarrow.sources.postgres import NewTable, is_postgres
 from corgiarrow.training import Epoch, rows_to_scan
 
 _BATCH_ROWS = {models_module.PER_ROW: 1024}
@@ -33,7 +34,7 @@ def add_model_commands(app: typer.Typer) -> None:
 
 def train(
     ctx: typer.Context,
-    src: opt.Src,
+    src: opt.DataSrc,
     label: Annotated[str, typer.Option(help="Column to predict.")],
     model: Annotated[str, typer.Option(metavar="KIND", help=f"Kind of model: {', '.join(KINDS)}.")],
     save_as: Annotated[str, typer.Option(metavar="ID|PATH", help="Id of the model, or a file to save it in.")],
@@ -83,6 +84,7 @@ def train(
     dimension: Annotated[
         int | None, typer.Option(help="Columns of sparse rows; by default one more than the greatest index.")
     ] = None,
+    table: opt.Table = None,
     where: opt.Where = None,
     split: opt.SplitPart = None,
     held_out: opt.HeldOut = None,
@@ -102,28 +104,32 @@ def train(
     for sources in (src, held_out_src or []):
         _refuse_inside(target, sources, "save-as")
     rows = batch_size or _BATCH_ROWS.get(chosen, _MINI_BATCH_ROWS)
-    given = reader_options({**ctx.params, "columns": None, "batch_size": rows})
-    index = open_index(src, storage_options, cache=cache, cache_bytes=cache_bytes, **opt.selecting(given))
+    data = open_data(src, ctx.params | {"batch_size": rows})
     pair = names(sparse) if sparse else None
-    if not columns and not sparse and has_sparse_columns(index.schema):
+    if not columns and not sparse and has_sparse_columns(data.schema):
         pair = list(SPARSE_COLUMNS)
+    if pair is None and isinstance(data, DatabaseTable):
+        data.set_dimension(dimension)
+        dimension = None
     chosen_columns = names(columns) if columns else None
     if chosen_columns is None and pair is None:
-        chosen_columns = feature_names(index.schema, label)
+        chosen_columns = [name for name in feature_names(data.schema, label) if name not in data.key]
     check_choice(chosen_columns, pair, dimension)
     features = pair or chosen_columns or []
-    reader = Reader(index, **given | {"columns": list(dict.fromkeys([*features, label]))})
+    read = list(dict.fromkeys([*features, label]))
+    reader = data.reader(read)
     scored = None
-    options = reader_options({"where": where, "threads": threads, "memory": memory})
+    in_order: dict[str, Any] = {"shuffle": "none", "memory": memory, "buffer_blocks": None, "buffer_fraction": None}
     if held_out_src:
-        selected = opt.selecting(options)
-        others = open_index(held_out_src, storage_options, cache=cache, cache_bytes=cache_bytes, **selected)
-        scored = Reader(others, shuffle="none", **options)
+        others = {"where": where, "threads": threads, "storage_options": storage_options}
+        given = open_data(held_out_src, {**others, "cache": cache, "cache_bytes": cache_bytes})
+        scored = given.reader(None, **in_order)
     elif parts is not None:
-        scored = Reader(index, shuffle="none", split=parts.other, **options)
-    left_out = [name for name in index.schema.names if name not in (*features, label)]
+        scored = data.reader(read, held_out=True, **in_order)
+    left_out = [name for name in data.schema.names if name not in (*features, label)]
     if not columns and not pair and left_out:
-        say(f"left out, as they hold no numbers: {', '.join(left_out)}")
+        why = "as they hold no numbers" + (", or are the key" if data.key else "")
+        say(f"left out, {why}: {', '.join(left_out)}")
     if not columns and not pair:
         say(f"features (--columns chooses): {', '.join(features)}")
     if pair and not sparse:
@@ -192,15 +198,24 @@ def train(
 
 def predict(
     ctx: typer.Context,
-    src: opt.Src,
+    src: opt.DataSrc,
     model: Annotated[str, typer.Option(metavar="ID|PATH", help="Id of a model that train saved, or its file.")],
-    out: Annotated[Path, typer.Option(metavar="PATH", help="Parquet file to write; another name becomes a folder.")],
-    keep: Annotated[str | None, typer.Option(metavar="A,B", help="Columns to write beside the prediction.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Parquet file to write; another name becomes a folder.")
+    ] = None,
+    into: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Instead of --out: a new table of the database, schema.table.")
+    ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Columns to write beside the prediction; of a table, by default its key."),
+    ] = None,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Write the probability of each class as well.")
     ] = False,
     memory: opt.Memory = None,
     threads: opt.Threads = None,
+    table: opt.Table = None,
     where: opt.Where = None,
     split: opt.SplitPart = None,
     held_out: opt.HeldOut = None,
@@ -211,15 +226,15 @@ def predict(
     json: opt.Json = False,
 ) -> None:
     """Write a model's prediction for each row, in file order."""
-    target = new_local_path(out, "out")
-    _refuse_inside(target, src, "out")
+    target = _prediction_target(src, out, into)
     loaded = saved.load(saved.find(model))
-    options = reader_options({**ctx.params, "columns": None})
-    index = open_index(src, storage_options, **opt.selecting(options), cache=cache, cache_bytes=cache_bytes)
-    kept = names(keep or "")
-    wanted = [*loaded.features, *kept, *([loaded.label] if loaded.label in index.schema.names else [])]
+    data = open_data(src, ctx.params)
+    if isinstance(data, DatabaseTable) and not loaded.sparse:
+        data.set_dimension(None)
+    kept = list(data.key) if keep is None else names(keep)
+    wanted = [*loaded.features, *kept, *([loaded.label] if loaded.label in data.schema.names else [])]
     columns, rows = list(dict.fromkeys(wanted)), rows_to_scan(loaded.row_values)
-    with Reader(index, columns=columns, shuffle="none", batch_size=rows, **options) as reader:
+    with data.reader(columns, shuffle="none", batch_size=rows) as reader:
         say(f"predicting {loaded.label} by {loaded.kind} for {reader.num_rows:,} rows")
         done = models_module.predict(loaded, reader, target, keep=kept, probabilities=probabilities)
     name = "r2" if loaded.classes is None else "accuracy"
@@ -230,6 +245,27 @@ def predict(
     if done.score is not None:
         facts.append(("R²" if name == "r2" else "accuracy", f"{done.score:.4f}"))
     print_facts(facts)
+
+
+def _prediction_target(src: Sequence[str], out: Path | None, into: str | None) -> Path | NewTable:
+    """Return where predictions go, which may be written.
+
+    Raises
+    ------
+    OptionError
+        It may not, or both are given, or neither.
+    """
+    if (out is None) == (into is None):
+        raise OptionError("give --out PATH, or, where SRC is a database, --into TABLE: one of them")
+    if out is not None:
+        target = new_local_path(out, "out")
+        _refuse_inside(target, src, "out")
+        return target
+    if not is_postgres(src[0]):
+        raise OptionError(f"--into={into!r} is a table of the database that SRC names, but SRC is {src[0]}: give --out")
+    table = NewTable(src[0], into or "")
+    table.check()
+    return table
 
 
 def _refuse_inside(target: Path, src: Sequence[str], option: str) -> None:

@@ -10,6 +10,7 @@ import typer
 from corgiarrow.cli.where import parse_where
 from corgiarrow.errors import OptionError
 from corgiarrow.index import BlockIndex
+from corgiarrow.sources.postgres import is_postgres
 from corgiarrow.sources.selection import whole_files_filter
 from corgiarrow.split import Split
 from corgiarrow.storage import AccessOptions
@@ -18,9 +19,16 @@ from corgiarrow.strategies import BY_NAME
 STRATEGY_NAMES = ", ".join(BY_NAME)
 
 Src = Annotated[list[str], typer.Argument(metavar="SRC", help="Paths, URLs, globs or folders of Parquet.")]
+DataSrc = Annotated[
+    list[str],
+    typer.Argument(metavar="SRC", help="Paths, URLs, globs or folders of Parquet; or postgresql://…, with --table."),
+]
 OptionalSrc = Annotated[
     list[str] | None,
     typer.Argument(metavar="SRC", help="Paths, URLs, globs or folders; by default the embedded digits."),
+]
+Table = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Where SRC is postgresql://…: the table, or schema.table.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Columns = Annotated[str | None, typer.Option(metavar="A,B", help="Columns to read; by default all.")]
@@ -45,7 +53,9 @@ BlockBytes = Annotated[
 ]
 Where = Annotated[
     str | None,
-    typer.Option(metavar="COND", help="Rows to read, such as \"carrier == 'AA' and distance > 1000\"."),
+    typer.Option(
+        metavar="COND", help="Rows to read, such as \"carrier == 'AA' and distance > 1000\"; SQL for a database."
+    ),
 ]
 SplitPart = Annotated[
     str | None, typer.Option("--split", metavar="train|held_out", help="Part of the data to read; by default all.")
@@ -133,6 +143,8 @@ def open_index(
     CorgiArrowError
         The data cannot be read.
     """
+    if any(is_postgres(url) for url in src):
+        raise OptionError("this command reads files; of a database plan, head, train and predict read a --table")
     try:
         options = json.loads(storage_options or "{}")
     except json.JSONDecodeError as error:

@@ -142,7 +142,7 @@ class PostgresSource:
         self._threads = threads
         self._condition = _condition(where, split)
         asked = schema if isinstance(schema, pa.Schema) else pa.schema(list((schema or {}).items()))
-        types = {field.name: field.type for field in asked}
+        self._types = {field.name: field.type for field in asked}
         self.retries = 0
         """Statements that were tried again."""
 
@@ -161,7 +161,7 @@ class PostgresSource:
         self._held = Holder(self.server, snapshot)
         try:
             with raised(what):
-                self.columns = find_columns(snapshot.keeper, self.table, columns, types, dimension)
+                self.columns = find_columns(snapshot.keeper, self.table, columns, self._types, dimension)
                 self._held.seen = self._activity(snapshot.keeper)
             self._all_runs = cut_pages(self.table, block_bytes)
             self._select(snapshot)
@@ -212,6 +212,16 @@ class PostgresSource:
 
     def __repr__(self) -> str:
         return f"PostgresSource({self.server}, {self.table.root.shown!r}, {int(self.block_rows.sum())} rows)"
+
+    def with_dimension(self, dimension: Dimension) -> "PostgresSource":
+        """Return a source of these rows whose arrays of floats are vectors of a length."""
+        other = copy.copy(self)
+        keeper = self._held.snapshot.keeper
+        assert keeper is not None, "the process that made the source keeps its snapshot"
+        with raised(f"cannot look at {self.table.root.shown}"):
+            other.columns = find_columns(keeper, self.table, self.schema.names, self._types, dimension)
+        other._column_bytes = other._bytes_by_column()
+        return other
 
     def with_split(self, split: Split) -> "PostgresSource":
         """Return a source of one part of these rows, in the same snapshot."""
