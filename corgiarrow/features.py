@@ -21,6 +21,9 @@ _VALID = "_valid"
 _NAMED = ("fill_null", "categories", "pad", "shape", "decode")
 """Options that may make numbers of a column which holds none."""
 
+DENSE_COLUMN = "features_v"
+"""Column of dense rows in tables of the paper's schema (id, features_v, label)."""
+
 SPARSE_COLUMNS = ("features_k", "features_v")
 """What the columns of sparse rows are called by custom: indices and values."""
 
@@ -34,11 +37,16 @@ _SPARSE_ROW_VALUES = 128
 def feature_names(schema: pa.Schema, label: str | None) -> list[str]:
     """Return the names of all columns that hold numbers or fixed-size lists of them, but for the label.
 
+    Where there are vectors called :data:`DENSE_COLUMN`, they are all that there is to learn from: a column of numbers
+    beside them is the row's id.
+
     Raises
     ------
     OptionError
         There is none.
     """
+    if DENSE_COLUMN in schema.names and pa.types.is_fixed_size_list(schema.field(DENSE_COLUMN).type):
+        return [DENSE_COLUMN]
     names = [field.name for field in schema if field.name != label and is_numeric(field.type)]
     if not names:
         raise OptionError(f"no column beside label={label!r} holds numbers or fixed-size lists of numbers")

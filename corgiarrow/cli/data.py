@@ -11,6 +11,8 @@ from corgiarrow.reader import Reader
 from corgiarrow.sources.postgres import PostgresSource, is_postgres
 from corgiarrow.split import Split
 
+_SPLIT = ("split", "held_out", "held_out_by")
+
 
 class Files:
     """Files of Parquet.
@@ -67,7 +69,7 @@ class DatabaseTable:
                 raise OptionError(f"--{name.replace('_', '-')} goes with files, not with a database")
         if given.get("table") is None:
             raise OptionError("the URL of a database needs --table NAME")
-        self._options = reader_options({**given, "columns": None, "where": None, "split": None})
+        self._options = reader_options({**given, "columns": None, "where": None, **dict.fromkeys(_SPLIT)})
         self._split: Split | None = split_option(given)
         block_bytes, threads = self._options.pop("block_bytes", None), self._options.get("threads") or 4
         where = given.get("where")

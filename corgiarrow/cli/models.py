@@ -16,7 +16,7 @@ from corgiarrow.cli.data import DatabaseTable, open_data
 from corgiarrow.cli.options import names
 from corgiarrow.cli.output import print_facts, print_json, print_table, say, show_count
 from corgiarrow.errors import OptionError
-from corgiarrow.features import SPARSE_COLUMNS, check_choice, feature_names, has_sparse_columns
+from corgiarrow.features import DENSE_COLUMN, SPARSE_COLUMNS, check_choice, feature_names, has_sparse_columns
 from corgiarrow.linear import KINDS
 from corgiarrow.predictions import new_local_path
 from corgiarrow.sources.postgres import NewTable, is_postgres
@@ -128,7 +128,7 @@ def train(
         scored = data.reader(read, held_out=True, **in_order)
     left_out = [name for name in data.schema.names if name not in (*features, label)]
     if not columns and not pair and left_out:
-        why = "as they hold no numbers" + (", or are the key" if data.key else "")
+        why = "as they hold no numbers" + (", or tell rows apart" if features == [DENSE_COLUMN] or data.key else "")
         say(f"left out, {why}: {', '.join(left_out)}")
     if not columns and not pair:
         say(f"features (--columns chooses): {', '.join(features)}")
