@@ -219,7 +219,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Rows]:
     rows: Rows = []
     for _ in range(300):
         keys = rng.choice(30, rng.integers(0, 7), replace=False)
-        rows.append([(int(k), float(rng.integers(-4, 5)) / 4) for k in keys])
+        rows.append([(int(k), float(rng.integers(-4, 5)) / 4 * (1 + k % 3)) for k in keys])
     rows[7] = [(29, 2.0), (3, 0.5), (29, -1.0)]
     keys, values = ([[pair[n] for pair in row] for row in rows] for n in (0, 1))
     label = [int(sum(v for k, v in row if k < 10) > 0) for row in rows]
@@ -378,7 +378,10 @@ def test_steps_per_row_learn_the_same_from_sparse_and_from_dense_rows(
     assert np.allclose(both[0].coef_, both[1].coef_, rtol=1e-9, atol=1e-12)
 
 
-def test_steps_per_row_are_scikit_learns_on_the_same_matrix(table: tuple[Path, Rows]) -> None:
+def test_steps_per_row_are_scikit_learns_on_the_same_matrix(
+    table: tuple[Path, Rows], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("corgiarrow.training._CONVERTED_VALUES", 24 * 30)  # So that 24 rows are converted at once.
     path, rows = table
     model, expected = (SGDClassifier(loss="log_loss", shuffle=False, random_state=0) for _ in range(2))
     reader = reader_of(path)
