@@ -3,7 +3,7 @@
     python benchmarks/in_database.py [--url postgresql://…] [--only reading,higgs,…] [--results benchmarks/results]
 
 Tables of the paper's schema (id, features_v, label), or (id, features_k, features_v, label) for sparse rows, in the
-shapes of higgs, susy, epsilon and criteo. A step a row by scikit-learn (logistic regression, SVM), step sizes falling by
+shapes of higgs, susy, epsilon and criteo. A step a row by scikit-learn (logistic, SVM), step sizes falling by
 0.95 an epoch. Each strategy trains an epoch in turn, so that a slow minute of the machine hits all of them. ``once``
 first copies the table by ORDER BY random(), which counts. ``one buffer`` and ``two buffers`` are CorgiPile by the
 operators of :mod:`corgiarrow.operators`, with and without double buffering. Time to the goal: until the accuracy on
