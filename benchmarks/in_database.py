@@ -37,6 +37,8 @@ from corgiarrow.units import show_bytes
 
 EPOCHS = 5
 BUFFER = 0.1
+BLOCKS = 400
+"""About: as many as blocks of 10 MB, the paper's, in a table of 4 GB."""
 SPARSE = ("features_k", "features_v")
 FIELDS, DIMENSION = 39, 100_000
 """Of criteo-like rows: values of each, and columns of the matrix."""
@@ -249,7 +251,7 @@ def compare(database: Database, name: str, model: str, quick: bool) -> dict[str,
     eta0 = shape.eta0[model]
     with ExitStack() as stack:
         def source(of: str) -> PostgresSource:
-            found = PostgresSource(database.url, of, columns, dimension=dimension)
+            found = PostgresSource(database.url, of, columns, dimension=dimension, block_bytes=nbytes // BLOCKS)
             stack.callback(found.close)
             return found
 

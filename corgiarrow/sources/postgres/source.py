@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any, TypedDict
 
 import numpy as np
@@ -43,8 +43,8 @@ _CANCELLED_ATTEMPTS = 3
 """What ``statement_timeout`` cancels is tried so often: it takes about as long again."""
 
 _SAMPLED_BLOCKS, _SAMPLED_ROWS = 8, 256
-_DECODE_FACTOR = 2.0
-"""What the driver holds of a block beside the block: its buffers grow by doubling."""
+_DECODE_FACTOR = 1.0
+"""What the driver holds of a block beside the block, about: its buffers grow by doubling."""
 
 _HASH_BITS = 53
 
@@ -172,11 +172,10 @@ class PostgresSource:
 
     def _select(self, snapshot: Snapshot) -> None:
         """Find the blocks that have rows to read, and how many."""
-        counts = self._count(snapshot, self._all_runs)
+        self._all_counts = counts = self._count(snapshot, self._all_runs)
         chosen = self._chosen(self._all_runs, counts)
         self.runs = self._all_runs.picked(chosen)
-        self._counts = Counts(counts.rows[chosen], counts.digests[chosen])
-        self.block_rows: Int64s = self._counts.rows
+        self.block_rows: Int64s = counts.rows[chosen]
         self.first_rows: Int64s = np.cumsum(self.block_rows) - self.block_rows
         """Number of the first row of each block, int64 [blocks]."""
 
@@ -243,7 +242,7 @@ class PostgresSource:
         for part in (self.runs.relation, self.runs.first):
             digest.update(part.astype("<i8").tobytes())
         digest.update(f"{self._condition}\0{'' if self.split is None else self.split.key}\0".encode())
-        digest.update(self._counts.digest.encode())
+        digest.update(self._all_counts.digest.encode())
         return digest.hexdigest()[:16]
 
     @property
@@ -284,8 +283,11 @@ class PostgresSource:
 
     def describe(self, block: int) -> str:
         """Name a block by its relation and pages."""
-        first, last = int(self.runs.first[block]), int(self.runs.stop[block]) - 1
-        shown = self.table.relations[self.runs.relation[block]].shown
+        return self._describe(self.runs, block)
+
+    def _describe(self, runs: PageRuns, number: int) -> str:
+        first, last = int(runs.first[number]), int(runs.stop[number]) - 1
+        shown = self.table.relations[runs.relation[number]].shown
         return f"{shown}, page {first}" if first == last else f"{shown}, pages {first} to {last}"
 
     def close(self) -> None:
@@ -330,14 +332,11 @@ class PostgresSource:
         return select_sql(relation, what, int(self.runs.first[block]), int(self.runs.stop[block]), self._condition)
 
     def _fitted(self, table: pa.Table, what: str) -> pa.Table:
-        """Bring what the driver gave to the source's types, in memory of exactly its size."""
-        batches = table.to_batches()
-        # The empty batch makes that a single one is copied, too: the driver's buffers are larger than what they hold.
-        joined = pa.concat_batches([*(batches or _none(table.schema)), *_none(table.schema)])
+        """Bring what the driver gave to the source's types, in its memory, hardly larger than what it holds."""
         try:
             arrays = [
-                values if values.type.equals(column.field.type) and not column.checked else column.fit(values)
-                for column, values in zip(self.columns, joined.columns, strict=True)
+                pa.chunked_array([column.fit(chunk) for chunk in values.chunks], column.field.type)
+                for column, values in zip(self.columns, table.columns, strict=True)
             ]
         except ReadError as error:
             raise ReadError(f"{what}: {error}") from None
@@ -386,29 +385,34 @@ class PostgresSource:
             return found
 
     def _check_same(self, now: Table, snapshot: Snapshot) -> None:
-        name = self.table.root.shown
-        lost = f"the snapshot of {name} is gone, and the table has changed since"
-        remedy = "begin anew with a reader of the table as it is, or keep others from writing while it is read"
+        changes = self._changes(now, snapshot)
+        if changes:
+            raise SourceChangedError(
+                f"the snapshot of {self.table.root.shown} is gone, and the table has changed since: {changes}; begin "
+                "anew with a reader of the table as it is, or keep others from writing while it is read"
+            )
+
+    def _changes(self, now: Table, snapshot: Snapshot) -> str:
+        """Say how the table differs in another snapshot, or return ""."""
         then = [(r.oid, r.shown, r.filenode) for r in self.table.relations]
         if [(r.oid, r.shown, r.filenode) for r in now.relations] != then:
-            raise SourceChangedError(
-                f"{lost}: it was written anew as a whole (by TRUNCATE, VACUUM FULL, CLUSTER, ALTER TABLE), or has "
-                f"other partitions; {remedy}"
-            )
-        stop = self.runs.stop.copy()
-        for number, relation in enumerate(now.relations):
-            # Rows may have come behind the last page that there was.
-            mine = np.flatnonzero(self.runs.relation == number)
-            if len(mine):
-                stop[mine[-1]] = max(stop[mine[-1]], relation.pages)
-        counts = self._count(snapshot, PageRuns(self.runs.relation, self.runs.first, stop))
-        before, after = int(self._counts.rows.sum()), int(counts.rows.sum())
-        differ = np.flatnonzero((counts.rows != self._counts.rows) | (counts.digests != self._counts.digests))
-        if len(differ):
-            raise SourceChangedError(
-                f"{lost}: {len(differ):,} of {len(counts.rows):,} blocks have other rows, the first is "
-                f"{self.describe(int(differ[0]))}; there were {before:,} rows, there are {after:,}; {remedy}"
-            )
+            return "it was written anew as a whole (TRUNCATE, VACUUM FULL, CLUSTER, ALTER), or has other partitions"
+        runs, known = self._all_runs, self._all_counts
+        # Rows may have come behind the last page that there was.
+        grown = [(n, r.pages, now.relations[n].pages) for n, r in enumerate(self.table.relations)]
+        more = [part for part in grown if part[2] > part[1]]
+        behind = [np.array([part[place] for part in more], dtype=np.int64) for place in range(3)]
+        counts = self._count(snapshot, runs)
+        tail = self._count(snapshot, PageRuns(*behind))
+        differ = np.flatnonzero((counts.rows != known.rows) | (counts.digests != known.digests))
+        if not len(differ) and not tail.rows.any():
+            return ""
+        places = [self._describe(runs, int(n)) for n in differ[:1]] or [self._describe(PageRuns(*behind), 0)]
+        before, after = int(known.rows.sum()), int(counts.rows.sum() + tail.rows.sum())
+        return (
+            f"{len(differ) + len(more):,} of {len(counts.rows) + len(more):,} blocks have other rows, the first is "
+            f"{places[0]}; there were {before:,} rows, there are {after:,}"
+        )
 
     def _count(self, snapshot: Snapshot, runs: PageRuns) -> Counts:
         stop = Stop()
@@ -510,26 +514,29 @@ class PostgresSource:
         )
 
     def _tell_changes(self) -> None:
-        """Log that others have written to the table since the snapshot, which this pass reads all the same."""
-        if self._held.snapshot.keeper is None:
+        """Log once that others have written to the table since the snapshot, which passes read all the same."""
+        if self._held.snapshot.keeper is None or self._held.told:
             return
-        try:
+        with suppress(ServerError, StorageError):  # Reading will say what is wrong.
             connection = self.server.connect()
-        except ServerError:
-            return  # Reading will say what is wrong.
-        try:
-            now = self._activity(connection)
-        except ServerError:
-            return
-        finally:
-            drop(connection)
-        if now != self._held.seen:
-            self._held.seen = now
-            _LOG.warning(
-                "table %s has been written to since its snapshot was taken: this pass reads the rows that it had then; "
-                "make a new reader to read it as it is",
-                self.table.root.shown,
-            )
+            try:
+                now = self._activity(connection)
+                if now == self._held.seen:
+                    return
+                # The server's counters come late, and count what was rolled back: only a look tells.
+                self._held.seen = now
+                with closing(Snapshot.take(self.server, self.table, connection)) as current:
+                    changes = self._changes(with_sizes(connection, self.table), current)
+            finally:
+                drop(connection)
+            if changes:
+                self._held.told = True
+                _LOG.warning(
+                    "table %s has changed since its snapshot was taken: %s; passes read the rows that it had then, "
+                    "a new reader reads it as it is",
+                    self.table.root.shown,
+                    changes,
+                )
 
 
 class Holder:
@@ -539,12 +546,15 @@ class Holder:
     ----------
     seen
         What the server knew of writes to the table when somebody looked last.
+    told
+        Whether it was said that the table has changed.
     lock
         Held to put another snapshot in its place.
     """
 
     def __init__(self, server: Server, snapshot: Snapshot):
         self.seen: tuple[tuple[int, ...], ...] = ()
+        self.told = False
         self._server = server
         self._begin(snapshot)
 
@@ -559,7 +569,7 @@ class Holder:
         return {"seen": self.seen, "_server": self._server, "name": self.snapshot.name}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.seen, self._server = state["seen"], state["_server"]
+        self.seen, self.told, self._server = state["seen"], True, state["_server"]
         self._begin(Snapshot(self._server, state["name"]))
 
     @property
@@ -709,10 +719,6 @@ class PostgresSession:
     def traffic(self) -> Traffic:
         """What was asked of the server."""
         return self._traffic
-
-
-def _none(schema: pa.Schema) -> list[pa.RecordBatch]:
-    return [pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)]
 
 
 def _condition(where: str | None, split: Split | None) -> str | None:

@@ -107,10 +107,12 @@ class Column:
             A value does not fit; the text names the column.
         """
         kind = self.field.type
+        if values.type.equals(kind) and not self.checked:
+            return values
         if isinstance(values.type, pa.OpaqueType):
             values = values.storage
         try:
-            values = values if values.type.equals(kind) else values.cast(kind)
+            values = _fixed(values, kind) if pa.types.is_fixed_size_list(kind) else values.cast(kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise ReadError(f"column {self.field.name!r} does not fit {kind}: {error}; {self._remedy()}") from None
         if self.checked:
@@ -134,6 +136,16 @@ class Column:
         if pa.types.is_fixed_size_list(kind):
             return f"its arrays have other lengths than dimension={kind.list_size}, or more than one dimension"
         return "ask for another type by schema="
+
+
+def _fixed(values: pa.ListArray, kind: pa.DataType) -> pa.Array:
+    """Make lists of one length of lists, sharing their memory where none is null."""
+    length = kind.list_size
+    if values.null_count or len(values.flatten()) != length * len(values):
+        return values.cast(kind)  # It puts gaps where lists are null, and raises where one has another length.
+    if not pc.all(pc.equal(pc.list_value_length(values), length)).as_py() and len(values):
+        return values.cast(kind)
+    return pa.FixedSizeListArray.from_arrays(values.flatten(), type=kind)
 
 
 class TypeMap:
