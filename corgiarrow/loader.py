@@ -175,15 +175,15 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """End the pass under way, if there is one."""
+        """End the pass under way, if there is one, and close the reader."""
         self._end_pass()
+        self._reader.close()
 
     def _end_pass(self) -> None:
         under_way = None if self._pass is None else self._pass()
         if under_way is not None:
             under_way.close()
         self._pass = None
-        self._reader.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_pass": None}

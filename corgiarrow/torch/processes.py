@@ -85,14 +85,15 @@ class ProcessLoader(Loader):
 
     def close(self) -> None:
         """End the pass under way, if there is one, and the processes."""
-        self._end_pass()
+        super().close()
         self._running = None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position, of this class or of a loader without processes."""
         reader = self._for_processes(state.get("streams"))
         reader.load_state_dict(state)
-        self.close()
+        self._end_pass()
+        self._running = None
         self._reader = reader
 
     def _batches(self, slices: Slices) -> Generator[Any, None, None]:
