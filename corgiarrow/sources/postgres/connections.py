@@ -173,7 +173,8 @@ def _plain(text: str) -> str:
     """Shorten a driver's message to what the server said."""
     text = text.split("\nQuery was:")[0]
     text = re.sub(r"^[A-Z_]+: (\[libpq\] )?", "", text)
-    text = re.sub(r"^(Failed to (prepare|execute) query[^:]*: |Execution error \[\w+\]: )+", "", text)
+    text = re.sub(r"^Failed to \w+ query.*?: (?=[A-Z]+: )", "", text, flags=re.DOTALL)
+    text = re.sub(r"^(Failed to \w+ query[^:]*: |Execution error \[\w+\]: )+", "", text)
     return re.sub(r"\.? ?SQLSTATE: \w+\s*$", "", " ".join(text.split())).strip()
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from typing import NoReturn
 
 import pyarrow as pa
 
@@ -141,6 +142,11 @@ def find_table(connection: Connection, name: str) -> Table:
         f"WHERE i.indrelid = {oid} AND i.indisprimary ORDER BY k.place"
     )
     found = _members(connection, oid, name)
+    # Told before the table is held, which takes the right to read some column.
+    for relation in found:
+        ((allowed,),) = connection.rows(f"SELECT has_any_column_privilege({relation.oid}::oid, 'SELECT')")
+        if not allowed:
+            _deny(connection, relation)
     if row_security and len(found) > 1:
         raise OptionError(
             f"table={name!r} has row-level security, which does not hold for its partitions when they are read one by "
@@ -286,13 +292,20 @@ def _check_rights(connection: Connection, table: Table, columns: Sequence[str]) 
     for relation in table.relations:
         rows = connection.rows(
             f"SELECT a.attname::text, has_column_privilege({relation.oid}::oid, a.attnum, 'SELECT') "
-            f"FROM pg_attribute a WHERE a.attrelid = {relation.oid} AND a.attnum > 0 AND NOT a.attisdropped "
-            f"AND a.attname IN ({names})"
+            f"FROM pg_attribute a WHERE a.attrelid = {relation.oid} AND NOT a.attisdropped AND "
+            f"(a.attnum > 0 AND a.attname IN ({names}) OR a.attnum < 0 AND a.attname IN ('ctid', 'xmin')) "
+            "ORDER BY a.attnum DESC"
         )
-        if len(rows) != len(columns):
+        # Rights to some columns do not hold for those in which the server keeps where a row lies, and who wrote it.
+        if len(rows) != len(columns) + 2:
             raise SchemaMismatchError(f"{relation.shown} lacks columns of {table.root.shown}")
         ((usage,),) = connection.rows(f"SELECT has_schema_privilege({literal(relation.schema)}, 'USAGE')")
         if not usage or not all(allowed for _, allowed in rows):
-            ((role,),) = connection.rows("SELECT current_user::text")
-            what = f"SELECT ON {relation.quoted}" if usage else f"USAGE ON SCHEMA {quoted(relation.schema)}"
-            raise AccessDeniedError(f"this role may not read {relation.shown}: GRANT {what} TO {quoted(role)}")
+            _deny(connection, relation, usage, [name for name, allowed in rows if not allowed])
+
+
+def _deny(connection: Connection, relation: Relation, usage: bool = True, columns: Sequence[str] = ()) -> NoReturn:
+    ((role,),) = connection.rows("SELECT current_user::text")
+    what = f"SELECT ON {relation.quoted}" if usage else f"USAGE ON SCHEMA {quoted(relation.schema)}"
+    lacking = f" (it lacks the columns {', '.join(columns)})" if usage and columns else ""
+    raise AccessDeniedError(f"this role may not read {relation.shown}{lacking}: GRANT {what} TO {quoted(role)}")
