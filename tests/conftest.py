@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,9 @@ from hypothesis import strategies as st
 
 import corgiarrow as ca
 from corgiarrow.storage import Traffic
+
+if TYPE_CHECKING:
+    from servers import Postgres
 
 settings.register_profile(
     "corgiarrow", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -123,6 +127,15 @@ class ArraySession:
 
     def close(self) -> None:
         pass
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator["Postgres"]:
+    """One server for all tests of a process: each has tables of its own."""
+    from servers import postgres_server
+
+    with postgres_server() as server:
+        yield server
 
 
 @pytest.fixture(autouse=True, scope="session")

