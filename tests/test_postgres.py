@@ -369,7 +369,7 @@ def test_writes_are_told_at_a_later_epoch(
 
         def told() -> bool:
             assert sorted(flat(ids_of(reader))) == list(range(100))
-            return f"public.{table} has been written to" in caplog.text
+            return f"public.{table} has changed since its snapshot was taken" in caplog.text
 
         until(told)
         caplog.clear()
