@@ -34,8 +34,16 @@ _BATCH_BYTES = 2**20
 
 _LOST_CLASSES = ("08", "57P")
 _PASSING_STATES = {"40001", "40P01", "53300", "53400", "55P03"}
-_PASSING_WORDS = ("starting up", "shutting down", "too many clients", "connection slots", "in recovery mode")
-"""What FATAL messages at a connection's beginning say, which come without an SQLSTATE."""
+_PASSING_WORDS = (
+    "starting up",
+    "shutting down",
+    "too many clients",
+    "connection slots",
+    "in recovery mode",
+    "terminating connection",
+    "server closed the connection",
+)
+"""What FATAL messages say which come without an SQLSTATE, at a connection's beginning or after it was ended unasked."""
 _NO_SNAPSHOT_STATES = {"42704", "22023"}
 
 

@@ -88,11 +88,13 @@ class Table:
 
     def hold(self, connection: Connection) -> None:
         """Keep the table from being dropped, emptied or rewritten until the connection's transaction ends."""
-        ((whole,),) = connection.rows(f"SELECT has_table_privilege({self.root.oid}::oid, 'SELECT')")
-        if whole:
+        ((lockable,),) = connection.rows(
+            f"SELECT has_table_privilege(oid, 'SELECT') AND relkind <> 'm' FROM pg_class WHERE oid = {self.root.oid}"
+        )
+        if lockable:
             connection.run(f"LOCK TABLE {self.root.quoted} IN ACCESS SHARE MODE")
             return
-        # A role that may read some columns only: to read from it locks it as well.
+        # A materialized view, or a role that may read some columns only: to read from it locks it as well.
         for relation in self.relations:
             connection.run(f"SELECT FROM ONLY {relation.quoted} LIMIT 0")
 

@@ -166,6 +166,7 @@ class PostgresSource:
             self._all_runs = cut_pages(self.table, block_bytes)
             self._select(snapshot)
             self._column_bytes = self._bytes_by_column()
+            self._held.snapshot.rest()
         except BaseException:
             self._held.close()
             raise

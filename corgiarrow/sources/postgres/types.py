@@ -111,6 +111,8 @@ class Column:
             return values
         if isinstance(values.type, pa.OpaqueType):
             values = values.storage
+        if pa.types.is_decimal(kind) and pa.types.is_string(values.type):
+            self._check_digits(values)
         try:
             values = _fixed(values, kind) if pa.types.is_fixed_size_list(kind) else values.cast(kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -118,6 +120,17 @@ class Column:
         if self.checked:
             self._check_finite(values)
         return values
+
+    def _check_digits(self, texts: pa.Array) -> None:
+        """Raise where a number has too many digits before the point: Arrow's cast of texts would wrap it."""
+        kind = self.field.type
+        digits = pc.utf8_length(pc.replace_substring_regex(texts, r"^-?0*|\..*$|[A-Za-z]", ""))
+        most = pc.max(digits).as_py()
+        if most is not None and most > kind.precision - kind.scale:
+            raise ReadError(
+                f"column {self.field.name!r} does not fit {kind}: a number has {most} digits before the point; "
+                f"{self._remedy()}"
+            )
 
     def _check_finite(self, values: pa.Array) -> None:
         kind = self.field.type
@@ -175,8 +188,8 @@ class TypeMap:
         self._types = types
         self._schema = schema
         self._dimension = dimension
-        lengths = list(dimension.values()) if isinstance(dimension, Mapping) else [dimension or 1]
-        for length in lengths:
+        none = [1 if dimension is None else dimension]
+        for length in dimension.values() if isinstance(dimension, Mapping) else none:
             if isinstance(length, bool) or not isinstance(length, int) or length < 1:
                 raise OptionError(
                     f"dimension={dimension!r}: the length of arrays must be a whole number of at least 1, or 'first'"
