@@ -14,7 +14,7 @@ from corgiarrow.units import parse_bytes
 
 Int64s = npt.NDArray[np.int64]
 
-_LEAST_BYTES, _LEAST_BLOCKS = 2**19, 400
+_LEAST_BYTES, _LEAST_BLOCKS = 2**20, 256
 """A block is a query, of half a millisecond beside its rows: smaller ones are for tables that would not mix else."""
 
 _COUNTED_AT_ONCE = 2048
@@ -66,7 +66,7 @@ def cut_pages(table: Table, block_bytes: int | str | None) -> PageRuns:
     block_bytes
         Bytes on disk of a block, with what is TOASTed; at least a page. None for
         :data:`corgiarrow.index.DEFAULT_BLOCK_BYTES`, or less where that would leave fewer than
-        :data:`corgiarrow.index.MIN_BLOCKS`, down to 512 KiB, or less where that would leave fewer than 400.
+        :data:`corgiarrow.index.MIN_BLOCKS`, down to 1 MiB, or less where that would leave fewer than 256.
     """
     wanted = parse_bytes("block_bytes", DEFAULT_BLOCK_BYTES if block_bytes is None else block_bytes)
     pages = sum(relation.pages for relation in table.relations)

@@ -90,7 +90,7 @@ class PostgresSource:
         a row each time (no ``now()`` or ``random()``).
     block_bytes
         Bytes on disk of a block, with what is TOASTed, at least a page. None for 4 MiB, or less where that would leave
-        fewer than 1,000 blocks, down to 512 KiB, or less where that would leave fewer than 400.
+        fewer than 1,000 blocks, down to 1 MiB, or less where that would leave fewer than 256.
     schema
         Types to give to columns, by name: what the server has is cast to them where no value is lost.
     dimension
