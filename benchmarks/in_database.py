@@ -323,7 +323,7 @@ def compare(database: Database, name: str, model: str, quick: bool) -> dict[str,
         rows = source(table)
         opened = time.perf_counter() - opened
         once = source(copy)
-        options = {"batch_size": 8192, "seed": 0}  # A step a row, so its size is for speed alone.
+        options = {"batch_size": 1024, "seed": 0}
 
         def trainer(label: str, shuffle: str, of: PostgresSource, begin_s: float, **more: Any) -> Trainer:
             buffered = {} if shuffle in ("none", "block") else {"buffer_fraction": BUFFER}

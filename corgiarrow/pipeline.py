@@ -45,6 +45,9 @@ _FETCHED_AHEAD = 32
 """Spans of a remote storage that are looked for ahead of the step that is gathered, as far as bytes allow."""
 
 _SEGMENTS = 8
+_INTERRUPTIBLE_S = 0.5
+"""Seconds after which the consumer looks for Ctrl-C."""
+
 _GIVES_BACK = os.environ.get("MIMALLOC_PURGE_DELAY") != "-1"
 """Whether memory that is not used goes back to the system; -1 says that the process shall keep it."""
 
@@ -394,7 +397,8 @@ class Pipeline:
                     raise RuntimeError("this pass has ended: iterate over the reader again")
                 if at.exhausted and not at.queue:
                     raise RuntimeError("the strategy's steps emit fewer rows than it says")
-                self._rows_ready.wait()
+                # Not for ever: where a library has set SA_RESTART for Ctrl-C, as polars does, it interrupts no wait.
+                self._rows_ready.wait(_INTERRUPTIBLE_S)
             self._stats.wait_s += time.perf_counter() - began
             return at.segments.popleft()
 
