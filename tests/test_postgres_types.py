@@ -322,7 +322,8 @@ def test_options(postgres: Postgres, session: Session, tmp_path: Any) -> None:
         with pytest.raises(ca.OptionError, match=f"{name}= goes with the URL of a database"):
             ca.Reader(str(tmp_path), **{name: "x"})
     with pytest.raises(ca.SourceChangedError, match=r"where='random\(\) < 0.5' must give the same for a row each time"):
-        list(ca.Reader(url, table=table, where="random() < 0.5"))
+        for _ in range(20):  # By chance as many may come as were counted.
+            list(ca.Reader(url, table=table, where="random() < 0.5"))
     for where, expected in {"v < 9 -- few": list(range(9)), "v < 3 OR v > 47": [0, 1, 2, 48, 49]}.items():
         assert read(postgres, table, where=where)["v"].to_pylist() == expected
 

@@ -236,7 +236,7 @@ def test_columns(ragged: Path) -> None:
     with pytest.raises(ca.ColumnNotFoundError, match="at least one"):
         ca.Reader(ragged, columns=[])
     assert ca.Reader(ragged, columns=["label", "id"]).schema.names == ["label", "id"]
-    with pytest.raises(ca.OptionError, match="columns= goes with Parquet"):
+    with pytest.raises(ca.OptionError, match="columns= goes with a path"):
         ca.Reader(ArraySource([10]), columns=["id"])
 
 

@@ -476,7 +476,7 @@ class PostgresSource:
 
         retrying = tenacity.Retrying(
             retry=again,
-            stop=tenacity.stop_after_attempt(attempts) | tenacity.stop_after_delay(self.timeout_s),
+            stop=tenacity.stop_after_attempt(attempts) | tenacity.stop_before_delay(self.timeout_s),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=10),
             sleep=time.sleep if stopping is None else stopping.wait,
             before_sleep=note,
