@@ -184,6 +184,7 @@ class Loader:
         if under_way is not None:
             under_way.close()
         self._pass = None
+        self._reader.end_pass()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_pass": None}

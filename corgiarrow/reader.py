@@ -443,7 +443,7 @@ class Reader:
             self._move(epoch, step // self._part.num_workers)
 
     def _move(self, epoch: int, delivered: int) -> None:
-        self._end_pass()
+        self.end_pass()
         self._epoch, self._delivered, self._resume = epoch, delivered, True
 
     def state_dict(self) -> dict[str, int | str]:
@@ -522,10 +522,11 @@ class Reader:
         Another pass may begin afterwards. Of a database's table it takes another snapshot, and raises if the rows are
         no longer the same.
         """
-        self._end_pass()
+        self.end_pass()
         self._source.close()
 
-    def _end_pass(self) -> None:
+    def end_pass(self) -> None:
+        """End the pass under way, if there is one, and keep what the source holds for the next."""
         under_way = None if self._pass is None else self._pass()
         if under_way is not None:
             under_way.close()
@@ -539,7 +540,7 @@ class Reader:
 
         For those who convert batches: what is done once for these rows need not be done for each batch.
         """
-        self._end_pass()
+        self.end_pass()
         begin = self._delivered if self._resume else 0
         self._resume = False
         self._delivered = begin
