@@ -55,7 +55,8 @@ class Job:
         self._out.mkdir()
         self._record.mkdir()
         assert script.count("torch.nn.Linear(") == 1
-        self._script.write_text("import recording\n" + script.replace("torch.nn.Linear(", "recording.Linear("))
+        script = script.replace("torch.nn.Linear(", "recording.Linear(")
+        self._script.write_text(f"import ending\nimport recording\n{script}\nending.end()\n")
         self._environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "jobs")]),
             "RECIPE_RECORD": str(self._record),

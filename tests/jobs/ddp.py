@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import ending
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -64,6 +65,7 @@ def main() -> None:
                 dist.barrier()
     (args.out / f"rank-{rank}.json").write_text(json.dumps({"steps": steps, "workers": args.workers}))
     dist.destroy_process_group()
+    ending.end()
 
 
 if __name__ == "__main__":
