@@ -44,7 +44,10 @@ def fits(chunks: Chunks) -> bool:
 
 def take(joined: pa.Array, index: pa.Array) -> pa.Array:
     """Take rows of one array."""
-    return _ARRAY_TAKE.call([joined, index], _OPTIONS)
+    raw = _bytes_of_lists(joined)
+    if raw is None:
+        return _ARRAY_TAKE.call([joined, index], _OPTIONS)
+    return _lists_of_bytes(_ARRAY_TAKE.call([raw, index], _OPTIONS), joined.type)
 
 
 def take_each(joined: pa.Array, indices: pa.ChunkedArray) -> Chunks:
@@ -53,7 +56,49 @@ def take_each(joined: pa.Array, indices: pa.ChunkedArray) -> Chunks:
     By one call of Arrow, which gives up the interpreter's lock once: calls of some 20 us, one a segment, have two
     threads wait for each other after each.
     """
-    return _TAKE.call([joined, indices], _OPTIONS).chunks  # type: ignore[no-any-return]
+    raw = _bytes_of_lists(joined)
+    if raw is None:
+        return _TAKE.call([joined, indices], _OPTIONS).chunks  # type: ignore[no-any-return]
+    return [_lists_of_bytes(chunk, joined.type) for chunk in _TAKE.call([raw, indices], _OPTIONS).chunks]
+
+
+def _bytes_of_lists(lists: pa.Array) -> pa.Array | None:
+    """Show lists of numbers as the bytes that each of them has, without a copy; None where they are not such lists.
+
+    Arrow takes bytes a row at a time, and lists by an index of their children: 3 to 6 times slower.
+    """
+    kind = lists.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not len(lists):
+        return None
+    inner = kind.value_type
+    if not pa.types.is_primitive(inner) or inner.bit_width % 8:
+        return None
+    children = lists.values
+    if children.null_count:
+        return None
+    validity, offsets = lists.buffers()[:2]
+    width = inner.bit_width // 8
+    starts = np.frombuffer(offsets, np.int32 if pa.types.is_list(kind) else np.int64, lists.offset + len(lists) + 1)
+    small = pa.types.is_list(kind) and (int(starts[-1]) + children.offset) * width < MAX_EXTENT
+    starts = (starts + children.offset).astype(np.int32 if small else np.int64) * width
+    return pa.Array.from_buffers(
+        pa.binary() if small else pa.large_binary(),
+        len(lists),
+        [validity, pa.py_buffer(starts), children.buffers()[1] or pa.py_buffer(b"")],
+        offset=lists.offset,
+    )
+
+
+def _lists_of_bytes(raw: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Turn what :func:`_bytes_of_lists` gave, or rows that were taken of it, into lists of their type again."""
+    validity, ends, content = raw.buffers()
+    held = np.int32 if pa.types.is_binary(raw.type) else np.int64
+    starts = np.frombuffer(ends, held, raw.offset + len(raw) + 1) // (kind.value_type.bit_width // 8)
+    starts = starts.astype(np.int32 if pa.types.is_list(kind) else np.int64, copy=False)
+    children = pa.Array.from_buffers(kind.value_type, int(starts[-1]), [None, content])
+    return pa.Array.from_buffers(
+        kind, len(raw), [validity, pa.py_buffer(starts)], raw.null_count, raw.offset, [children]
+    )
 
 
 def take_from_bins(chunks: Chunks, index: pa.Array, kind: pa.DataType) -> Chunks:

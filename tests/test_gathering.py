@@ -65,6 +65,50 @@ def test_rows_taken_from_bins_are_the_rows_asked_for(name: str, chunk_rows: list
         assert gathering.fits([part]) or len(part) == 1
 
 
+@pytest.mark.parametrize("large", [False, True], ids=["within 2 GiB", "past 2 GiB"])
+@pytest.mark.parametrize("inner", [pa.int8(), pa.float16(), pa.date32(), pa.int64(), pa.bool_(), pa.string()], ids=str)
+@given(
+    sizes=st.lists(st.one_of(st.none(), st.integers(0, 5)), min_size=1, max_size=30),
+    before=st.integers(0, 9),
+    cut=st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    null_inside=st.booleans(),
+    wide=st.booleans(),
+    chunk_rows=st.lists(st.integers(0, 20), min_size=1, max_size=4),
+)
+def test_lists_are_taken_wherever_they_lie_in_memory(
+    inner: pa.DataType,
+    large: bool,
+    sizes: list[int | None],
+    before: int,
+    cut: tuple[int, int],
+    null_inside: bool,
+    wide: bool,
+    chunk_rows: list[int],
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if large:
+            patch.setattr(gathering, "MAX_EXTENT", 0)
+        count = before + sum(n or 0 for n in sizes)
+        numbers = [None if null_inside and i % 3 == 0 else i % 100 for i in range(count)]
+        children = pa.array(numbers, pa.int32()).cast(inner).slice(before)
+        ends = np.cumsum([0, *(n or 0 for n in sizes)])
+        kind = (pa.large_list if wide else pa.list_)(pa.field("item", inner, metadata={"of": "a field"}))
+        lists = pa.Array.from_buffers(
+            kind,
+            len(sizes),
+            [pa.array([n is not None for n in sizes]).buffers()[1], pa.py_buffer(ends.astype("i8" if wide else "i4"))],
+            children=[children],
+        )
+        lists = lists.slice(min(cut[0], len(lists) - 1))
+        lists = lists.slice(0, max(len(lists) - cut[1], 1))
+        index = [np.random.default_rng(n).integers(0, len(lists), n) for n in chunk_rows]
+        found = gathering.take_each(lists, pa.chunked_array([pa.array(i) for i in index]))
+        for part, rows in zip([*found, gathering.take(lists, pa.array(index[0]))], [*index, index[0]], strict=True):
+            part.validate(full=True)
+            assert part.type.equals(kind, check_metadata=True)
+            assert part.equals(lists.take(pa.array(rows)))
+
+
 @pytest.mark.parametrize("name", [*KINDS, "number", "nothing"])
 @given(chunk_rows=st.lists(st.integers(0, 20), min_size=1, max_size=6))
 def test_rows_taken_chunk_by_chunk_keep_the_chunks(name: str, chunk_rows: list[int]) -> None:
