@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from servers import LOCKED_ROLE, Postgres, Session
 
 import corgiarrow as ca
+from corgiarrow.sources.postgres.packed import unpacked
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -227,6 +228,80 @@ def test_arrays_of_arrays(postgres: Postgres, session: Session) -> None:
     table = made(session, "float4[]", "'{{1,2},{3,4}}'")
     with pytest.raises(ca.ReadError, match="more than one dimension"):
         read(postgres, table, dimension=2)
+
+
+SENT = {
+    pa.int32(): (">i4", st.integers(-(2**31), 2**31 - 1)),
+    pa.int64(): (">i8", st.integers(-(2**63), 2**63 - 1)),
+    pa.float32(): (">f4", st.floats(width=32, allow_nan=False)),
+    pa.float64(): (">f8", st.floats(allow_nan=False)),
+}
+
+
+def sent(values: list[Any] | None, inner: pa.DataType) -> bytes | None:
+    """What ``array_send`` gives."""
+    if values is None:
+        return None
+    ends = np.array([len(values), 1] if values else [], ">i4").tobytes()
+    flag = any(value is None for value in values)
+    length = np.array(inner.bit_width // 8, ">i4").tobytes()
+    items = [
+        b"\xff\xff\xff\xff" if value is None else length + np.array(value, SENT[inner][0]).tobytes()
+        for value in values
+    ]
+    return np.array([bool(values), flag, 701], ">i4").tobytes() + ends + b"".join(items)
+
+
+@pytest.mark.parametrize("inner", list(SENT), ids=str)
+@pytest.mark.parametrize("nulls", [False, True], ids=["", "null elements"])
+@given(drawn=st.data())
+def test_arrays_are_unpacked_wherever_they_lie_in_memory(inner: pa.DataType, nulls: bool, drawn: st.DataObject) -> None:
+    element = st.none() | SENT[inner][1] if nulls else SENT[inner][1]
+    length = drawn.draw(st.none() | st.integers(0, 4))
+    least, most = (0, 4) if length is None else (length, length)
+    row = st.none() | st.lists(element, min_size=least, max_size=most)
+    rows = drawn.draw(st.lists(row if drawn.draw(st.booleans()) else st.lists(element, min_size=least, max_size=most)))
+    first = drawn.draw(st.integers(0, len(rows)))
+    stop = drawn.draw(st.integers(first, len(rows)))
+    found = unpacked(pa.array([sent(r, inner) for r in rows], pa.binary()).slice(first, stop - first), inner)
+    expected = pa.array(rows[first:stop], pa.list_(inner))
+    if any(value is None for r in rows[first:stop] for value in r or ()):
+        assert found is None
+    else:
+        found.validate(full=True)
+        assert found.equals(expected)
+
+
+@settings(max_examples=15)
+@given(rows=st.lists(st.none() | st.lists(st.none() | SENT[pa.int64()][1], max_size=4), max_size=60))
+def test_any_arrays(postgres: Postgres, session: Session, rows: list[list[int | None] | None]) -> None:
+    """Blocks in which arrays have null elements are read after others, and before."""
+    texts = [None if r is None else "{" + ", ".join("NULL" if v is None else str(v) for v in r) + "}" for r in rows]
+    table = made(session, "int8[]", *("NULL" if text is None else f"'{text}'" for text in texts))
+    found = read(postgres, table, batch_size=7, block_bytes=8192)
+    assert found["v"].to_pylist() == rows
+    session.run(f"DROP TABLE {table}")
+
+
+def test_arrays_of_other_kinds(postgres: Postgres, session: Session) -> None:
+    """Domains, lower bounds other than 1, a search path with an impostor, and a block with nulls among others."""
+    session.run(
+        "CREATE DOMAIN embedding AS float4[] CHECK (cardinality(VALUE) < 5)",
+        "CREATE FUNCTION public.array_send(anyarray) RETURNS bytea LANGUAGE sql AS $$ SELECT ''::bytea $$",
+    )
+    table = made(session, "embedding", "'{1,2}'", "'[5:6]={3,4}'", "'{}'")
+    assert read(postgres, table)["v"].to_pylist() == [[1, 2], [3, 4], []]
+    url = postgres.url() + ("&" if "?" in postgres.url() else "?") + "options=-c%20search_path%3Dpublic,pg_catalog"
+    with ca.Reader(url, table=table, shuffle=False) as reader:
+        assert [v for batch in reader for v in batch["v"].to_pylist()] == [[1, 2], [3, 4], []]
+    session.run("DROP FUNCTION public.array_send(anyarray)")
+    table = made(session, "float8[]", *["'{1,2,3}'"] * 2000, "'{4,NULL,6}'", *["'{7,8,9}'"] * 2000)
+    expected = [[1, 2, 3]] * 2000 + [[4, None, 6]] + [[7, 8, 9]] * 2000
+    with ca.Reader(postgres.url(), table=table, shuffle=False, block_bytes="16 KiB") as reader:
+        for _ in range(2):
+            assert [v for batch in reader for v in batch["v"].to_pylist()] == expected
+    with ca.Reader(postgres.url(), table=table, shuffle="block", block_bytes="16 KiB", dimension=3) as reader:
+        assert sorted(v[0] for batch in reader for v in batch["v"].to_pylist()) == sorted(v[0] for v in expected)
 
 
 @settings(max_examples=15)

@@ -29,7 +29,7 @@ from corgiarrow.sources.postgres.blocks import Counts, Int64s, PageRuns, count_r
 from corgiarrow.sources.postgres.connections import Connection, Fault, Server, ServerError, quoted, raised
 from corgiarrow.sources.postgres.relations import Table, find_columns, find_table, with_sizes
 from corgiarrow.sources.postgres.snapshots import Snapshot, drop
-from corgiarrow.sources.postgres.types import Dimension
+from corgiarrow.sources.postgres.types import Dimension, NotPackedError
 from corgiarrow.split import Split
 from corgiarrow.storage import Traffic
 
@@ -310,35 +310,38 @@ class PostgresSource:
         AccessDeniedError, StorageError
             The server refuses, or cannot be reached.
         """
-        what = self.describe(block)
-        sql = self._block_sql(block)
         rows = int(self.block_rows[block])
-        if (start, stop) != (0, rows):
-            sql += f" OFFSET {start} LIMIT {stop - start}"
-        table = self._tried(lambda: self._query(sql, stopping), what, _ATTEMPTS, stopping)
+        part = "" if (start, stop) == (0, rows) else f" OFFSET {start} LIMIT {stop - start}"
+        table = self._read(block, part, stopping, _ATTEMPTS)
         if table.num_rows != stop - start:
             raise SourceChangedError(
-                f"{what}: {table.num_rows:,} rows came where {stop - start:,} were counted in the same snapshot: "
-                f"where={self.where!r} must give the same for a row each time, without now(), random() or the like"
+                f"{self.describe(block)}: {table.num_rows:,} rows came where {stop - start:,} were counted in the same "
+                f"snapshot: where={self.where!r} must give the same for a row each time, without now(), random() or "
+                "the like"
             )
-        return self._fitted(table, what)
+        return table
 
     def session_ended(self) -> None:
         """Learn that a session was closed."""
         self._held.end_session()
 
-    def _block_sql(self, block: int) -> str:
+    def _read(self, block: int, part: str, stopping: "Stop", attempts: int) -> pa.Table:
+        """Read the rows of a block that a clause of SQL leaves, in the source's types."""
+        columns, what = self.columns, self.describe(block)
+        wanted = ", ".join(f"{column.sent} AS c{n}" for n, column in enumerate(columns))
         relation = self.table.relations[self.runs.relation[block]]
-        what = ", ".join(f"{column.expression} AS c{n}" for n, column in enumerate(self.columns))
-        return select_sql(relation, what, int(self.runs.first[block]), int(self.runs.stop[block]), self._condition)
-
-    def _fitted(self, table: pa.Table, what: str) -> pa.Table:
-        """Bring what the driver gave to the source's types, in its memory, hardly larger than what it holds."""
+        first, last = int(self.runs.first[block]), int(self.runs.stop[block])
+        sql = select_sql(relation, wanted, first, last, self._condition) + part
+        table = self._tried(lambda: self._query(sql, stopping), what, attempts, stopping)
         try:
             arrays = [
                 pa.chunked_array([column.fit(chunk) for chunk in values.chunks], column.field.type)
-                for column, values in zip(self.columns, table.columns, strict=True)
+                for column, values in zip(columns, table.columns, strict=True)
             ]
+        except NotPackedError as error:
+            # Other blocks are likely to hold such arrays too.
+            self.columns = tuple(c.plain() if c.field.name == str(error) else c for c in self.columns)
+            return self._read(block, part, stopping, attempts)
         except ReadError as error:
             raise ReadError(f"{what}: {error}") from None
         return pa.Table.from_arrays(arrays, schema=self.schema)
@@ -450,9 +453,7 @@ class PostgresSource:
         blocks = np.unique(np.linspace(0, len(self.runs.first) - 1, _SAMPLED_BLOCKS).astype(int))
         stop, found = Stop(), []
         for block in blocks if len(self.runs.first) else ():
-            what, sql = self.describe(int(block)), f"{self._block_sql(int(block))} LIMIT {_SAMPLED_ROWS}"
-            rows = self._tried(lambda sql=sql: self._query(sql, stop), what, _FIRST_ATTEMPTS, stop)  # type: ignore[misc]
-            found.append(self._fitted(rows, what))
+            found.append(self._read(int(block), f" LIMIT {_SAMPLED_ROWS}", stop, _FIRST_ATTEMPTS))
         rows = max(sum(table.num_rows for table in found), 1)
         return np.array([sum(table.column(c).nbytes for table in found) / rows for c in range(len(self.columns))])
 

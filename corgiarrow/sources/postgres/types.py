@@ -1,7 +1,7 @@
 """From types of PostgreSQL to Arrow's: which column becomes what, by the table's definition alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import pyarrow as pa
@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from corgiarrow.errors import OptionError, ReadError
 from corgiarrow.sources.postgres.connections import quoted
+from corgiarrow.sources.postgres.packed import packs, unpacked
 
 _TEXTS = {25, 1043, 19}
 _AS_TEXT = {18, 1042, 114, 142, 3802}
@@ -78,6 +79,10 @@ class ServerType:
     element: int
 
 
+class NotPackedError(Exception):
+    """Arrays of a column hold nulls, or have more than one dimension: :meth:`Column.plain` reads them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column to read.
@@ -87,11 +92,23 @@ class Column:
     field
         What it becomes.
     expression
-        SQL that gives it.
+        SQL that gives its values.
+    packed
+        Type of the elements of arrays that are sent as bytes; None for what the driver takes apart.
     """
 
     field: pa.Field
     expression: str
+    packed: pa.DataType | None = None
+
+    @property
+    def sent(self) -> str:
+        """SQL that gives what :meth:`fit` takes."""
+        return self.expression if self.packed is None else f"pg_catalog.array_send({self.expression})"
+
+    def plain(self) -> "Column":
+        """Return this column, taken apart by the driver."""
+        return replace(self, packed=None)
 
     @property
     def checked(self) -> bool:
@@ -105,8 +122,15 @@ class Column:
         ------
         ReadError
             A value does not fit; the text names the column.
+        NotPackedError
+            It has to be sent plainly.
         """
         kind = self.field.type
+        if self.packed is not None:
+            lists = unpacked(values, self.packed)
+            if lists is None:
+                raise NotPackedError(self.field.name)
+            values = lists
         if values.type.equals(kind) and not self.checked:
             return values
         if isinstance(values.type, pa.OpaqueType):
@@ -219,6 +243,7 @@ class TypeMap:
         return Column(
             pa.field(name, kind if asked is None else asked, nullable=not not_null),
             f"{quoted(name)}{f'::{cast}' if cast else ''}",
+            kind.value_type if packs(kind) else None,
         )
 
     def _length(self, name: str, kind: pa.DataType) -> int | None:
