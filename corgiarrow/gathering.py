@@ -63,7 +63,7 @@ def take_each(joined: pa.Array, indices: pa.ChunkedArray) -> Chunks:
 
 
 def _bytes_of_lists(lists: pa.Array) -> pa.Array | None:
-    """Show lists of numbers as the bytes that each of them has, without a copy; None where they are not such lists.
+    """Show lists of numbers as the bytes of each, with the numbers where they lie; None where they are not such lists.
 
     Arrow takes bytes a row at a time, and lists by an index of their children: 3 to 6 times slower.
     """

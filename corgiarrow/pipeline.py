@@ -45,6 +45,7 @@ _FETCHED_AHEAD = 32
 """Spans of a remote storage that are looked for ahead of the step that is gathered, as far as bytes allow."""
 
 _SEGMENTS = 8
+
 _INTERRUPTIBLE_S = 0.5
 """Seconds after which the consumer looks for Ctrl-C."""
 

@@ -1,9 +1,10 @@
 """Shared helpers: small datasets, sources without files, and what every pass must satisfy."""
 
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -63,6 +64,15 @@ RAGGED_ROWS = sum(sum(groups) for groups in RAGGED)
 @pytest.fixture(scope="session")
 def ragged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_dataset(tmp_path_factory.mktemp("ragged"), RAGGED)
+
+
+def until(condition: Callable[[], Any], seconds: float = 20) -> Any:
+    """Ask again and again until something is so."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, condition
+        time.sleep(0.01)
+    return found
 
 
 def ids_of(batches: Iterator[pa.RecordBatch]) -> list[list[int]]:

@@ -6,15 +6,14 @@ import logging
 import multiprocessing
 import pickle
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import all_parts, ids_of
+from conftest import all_parts, ids_of, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from servers import Postgres, Session
@@ -59,15 +58,6 @@ def by_address(session: Session, table: str) -> list[int]:
 
 def flat(batches: list[list[int]]) -> list[int]:
     return [i for batch in batches for i in batch]
-
-
-def until(condition: Callable[[], Any], seconds: float = 20) -> Any:
-    """Ask again and again until something is so."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, condition
-        time.sleep(0.01)
-    return found
 
 
 @settings(max_examples=12)

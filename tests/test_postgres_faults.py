@@ -7,12 +7,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from conftest import ids_of
+from conftest import ids_of, until
 from processes import ROOT
 from servers import Postgres, Session, postgres_server
 
@@ -47,15 +47,6 @@ def no_connection_left(server: Postgres) -> Iterator[None]:
     yield
     gc.collect()
     until(lambda: not server.readers())
-
-
-def until(condition: Callable[[], Any], seconds: float = 20) -> Any:
-    """Ask again and again until something is so."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, condition
-        time.sleep(0.01)
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,13 @@
 """Bytes that come from a storage in any order, at any time."""
 
 import asyncio
-import time
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import RAGGED, write_dataset, write_rows
+from conftest import RAGGED, until, write_dataset, write_rows
 from fsspec.asyn import AsyncFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,13 +105,6 @@ def test_many_requests_are_under_way_and_none_when_a_pass_is_left(folder: Path) 
     fs.slowest_s = 1000.0
     batches = ca.Reader(reader.source.index, buffer_blocks=2, batch_size=50)
     under_way = batches.source.session().fetch(0, 0, 10)
-    _until(lambda: fs.under_way > 0)
+    until(lambda: fs.under_way > 0)
     under_way.cancel()
-    _until(lambda: fs.under_way == 0)
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: fs.under_way == 0)

@@ -66,10 +66,7 @@ def unpacked(sent: pa.Array, inner: pa.DataType) -> pa.Array | None:
         values = words[mine].view(item)["value"]
     ends = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
     numbers = pa.Array.from_buffers(inner, values.size, [None, _native(values)])
-    validity = pa.array(sent.is_valid()).buffers()[1] if sent.null_count else None
-    return pa.Array.from_buffers(
-        pa.list_(inner), len(sent), [validity, ends.buffers()[1]], sent.null_count, children=[numbers]
-    )
+    return pa.ListArray.from_arrays(ends, numbers, mask=sent.is_null())
 
 
 def _native(values: npt.NDArray[Any]) -> pa.Buffer:

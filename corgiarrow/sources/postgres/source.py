@@ -311,8 +311,8 @@ class PostgresSource:
             The server refuses, or cannot be reached.
         """
         rows = int(self.block_rows[block])
-        part = "" if (start, stop) == (0, rows) else f" OFFSET {start} LIMIT {stop - start}"
-        table = self._read(block, part, stopping, _ATTEMPTS)
+        clause = "" if (start, stop) == (0, rows) else f" OFFSET {start} LIMIT {stop - start}"
+        table = self._read(block, clause, stopping, _ATTEMPTS)
         if table.num_rows != stop - start:
             raise SourceChangedError(
                 f"{self.describe(block)}: {table.num_rows:,} rows came where {stop - start:,} were counted in the same "
@@ -325,13 +325,13 @@ class PostgresSource:
         """Learn that a session was closed."""
         self._held.end_session()
 
-    def _read(self, block: int, part: str, stopping: "Stop", attempts: int) -> pa.Table:
+    def _read(self, block: int, clause: str, stopping: "Stop", attempts: int) -> pa.Table:
         """Read the rows of a block that a clause of SQL leaves, in the source's types."""
         columns, what = self.columns, self.describe(block)
         wanted = ", ".join(f"{column.sent} AS c{n}" for n, column in enumerate(columns))
         relation = self.table.relations[self.runs.relation[block]]
         first, last = int(self.runs.first[block]), int(self.runs.stop[block])
-        sql = select_sql(relation, wanted, first, last, self._condition) + part
+        sql = select_sql(relation, wanted, first, last, self._condition) + clause
         table = self._tried(lambda: self._query(sql, stopping), what, attempts, stopping)
         try:
             arrays = [
@@ -340,8 +340,8 @@ class PostgresSource:
             ]
         except NotPackedError as error:
             # Other blocks are likely to hold such arrays too.
-            self.columns = tuple(c.plain() if c.field.name == str(error) else c for c in self.columns)
-            return self._read(block, part, stopping, attempts)
+            self.columns = tuple(c.plain() if c == error.column else c for c in self.columns)
+            return self._read(block, clause, stopping, attempts)
         except ReadError as error:
             raise ReadError(f"{what}: {error}") from None
         return pa.Table.from_arrays(arrays, schema=self.schema)

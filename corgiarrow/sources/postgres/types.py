@@ -80,7 +80,17 @@ class ServerType:
 
 
 class NotPackedError(Exception):
-    """Arrays of a column hold nulls, or have more than one dimension: :meth:`Column.plain` reads them."""
+    """Arrays of a column hold nulls, or have more than one dimension: :meth:`Column.plain` reads them.
+
+    Attributes
+    ----------
+    column
+        The column.
+    """
+
+    def __init__(self, column: "Column"):
+        super().__init__(column.field.name)
+        self.column = column
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +139,7 @@ class Column:
         if self.packed is not None:
             lists = unpacked(values, self.packed)
             if lists is None:
-                raise NotPackedError(self.field.name)
+                raise NotPackedError(self)
             values = lists
         if values.type.equals(kind) and not self.checked:
             return values
