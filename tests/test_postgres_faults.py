@@ -148,7 +148,7 @@ def test_what_takes_longer_than_statements_may(server: Postgres) -> None:
     began = time.monotonic()
     with pytest.raises(ca.StorageError, match=r"statement timeout.*\(3 tries\).*SET statement_timeout.*block_bytes="):
         ca.Reader(url, where="pg_sleep(60) IS NOT NULL", **OPTIONS)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 20
     with server.session() as session, ca.Reader(url, where="goes_on(id)", **OPTIONS) as reader:
         session.run(f"SELECT pg_advisory_lock({LOCK})")
         with pytest.raises(ca.StorageError, match=r"page.*statement timeout.*statement_timeout"):
